@@ -1,0 +1,199 @@
+// The executor's attention: tasks over spans, heads and splits of the context.
+#include <cstring>
+
+#include "executor.hpp"
+
+namespace slip {
+namespace {
+
+constexpr int kQueries = 16;    // queries of one key-value head that are attended together
+constexpr int kSplitRows = 16;  // spans up to this length are spread over threads by splits of their context
+
+int first_visible(const AttentionOp& op, int position) {
+  return op.window && position - op.window + 1 > 0 ? position - op.window + 1 : 0;
+}
+
+// Copy the keys and values of one position from a slot to place `at` of a scratch block.
+void gather(const KVLayer& c, int head, int slot, int at, uint8_t* k, uint8_t* v, float* k_scale, float* v_scale) {
+  size_t pair = 2 * c.element();
+  int block = slot / kBlock, from = slot % kBlock;
+  const uint8_t *ks = c.k_block(block, head), *vs = c.v_block(block, head);
+  for (int d = 0; d < c.k_pad / 2; ++d) memcpy(k + (d * kBlock + at) * pair, ks + (d * kBlock + from) * pair, pair);
+  size_t one = c.element();
+  for (int d = 0; d < c.v_pad; ++d) memcpy(v + ((at / 2 * c.v_pad + d) * 2 + at % 2) * one, vs + ((from / 2 * c.v_pad + d) * 2 + from % 2) * one, one);
+  if (c.int8) {
+    k_scale[at] = c.k_scales(block, head)[from];
+    v_scale[at] = c.v_scales(block, head)[from];
+  }
+}
+
+}  // namespace
+
+// Tasks are the same for all layers of a program: they differ in windows, which only skip splits.
+void Executor::plan_attention() {
+  tasks_.clear();
+  if (attentions_.empty()) return;
+  task_heads_ = attentions_[0].cache.heads;
+  task_group_ = attentions_[0].heads / task_heads_;
+  split_parallel_ = false;
+  int splits = 0;
+  for (size_t s = 0; s < spans_.size(); ++s) {
+    const Span& span = spans_[s];
+    int chunk = span.linear ? (kQueries / task_group_ > 1 ? kQueries / task_group_ : 1) : 1;
+    bool spread = span.rows <= kSplitRows && span.base + span.rows > kSplit && (int)spans_.size() * task_heads_ < 4 * pool_.size();
+    for (int head = 0; head < task_heads_; ++head)
+      for (int r = 0; r < span.rows; r += chunk) {
+        int rows = span.rows - r < chunk ? span.rows - r : chunk, last = 0;
+        for (int i = 0; i < rows; ++i) last = in_->position[span.row0 + r + i] > last ? in_->position[span.row0 + r + i] : last;
+        int n = last / kSplit + 1;
+        splits = n > splits ? n : splits;
+        if (!spread) tasks_.push_back({(int)s, span.row0 + r, rows, head, -1});
+        else
+          for (int i = 0; i < n; ++i) tasks_.push_back({(int)s, span.row0 + r, rows, head, i});
+        split_parallel_ |= spread;
+      }
+  }
+  if (!split_parallel_) return;
+  if ((int)partials_.size() < splits) partials_.resize(splits);
+  size_t cells = (size_t)in_->rows * task_heads_ * task_group_;
+  for (int i = 0; i < splits; ++i) {
+    Partial& p = partials_[i];
+    if (p.total.size() < cells) {
+      p.total.resize(cells);
+      p.peak.resize(cells);
+      p.out.resize(cells * round_up(kMaxHeadDim, kGroup));
+    }
+    std::fill(p.total.begin(), p.total.begin() + cells, 0.0f);
+  }
+}
+
+void Executor::rotate_and_write(const AttentionOp& op, int row, int head) {
+  const KVLayer& c = op.cache;
+  int group = op.heads / c.heads, position = in_->position[row];
+  const float *cosine = op.cosine + (size_t)position * op.half, *sine = op.sine + (size_t)position * op.half;
+  auto turn = [&](float* x, const float* norm) {
+    if (norm) kernels().rmsnorm(x, norm, op.eps, 1, c.k_dim, x);
+    kernels().rope(x, cosine, sine, op.half);
+  };
+  for (int g = 0; g < group; ++g) {
+    float* q = buffers_[op.q].row(row) + (head * group + g) * c.k_dim;
+    turn(q, op.q_norm);
+    kernels().round_bf16(q, q, c.k_dim);
+  }
+  float* k = buffers_[op.k].row(row) + head * c.k_dim;
+  turn(k, op.k_norm);
+  kernels().kv_write(c, in_->slot[row], head, k, buffers_[op.v].row(row) + head * c.v_dim);
+}
+
+void Executor::block_of(const AttentionOp& op, const Span& span, int row, int block, int place, int t, KVBlock& out) {
+  const KVLayer& c = op.cache;
+  const int32_t* table = in_->tables + (size_t)span.sequence * in_->table_width;
+  int head = place_head_[t];
+  if (span.linear || (block + 1) * kBlock <= span.base) {
+    int b = table[block];
+    out = {c.k_block(b, head), c.v_block(b, head), c.int8 ? c.k_scales(b, head) : nullptr, c.int8 ? c.v_scales(b, head) : nullptr};
+    return;
+  }
+  Scratch& s = scratch_[t];
+  size_t size = c.k_bytes() + c.v_bytes(), blocks = kSplit / kBlock;
+  if (s.gathered.size() < size * blocks) s.gathered.resize(size * blocks);
+  if (s.gathered_scales.size() < 2 * kBlock * blocks) s.gathered_scales.resize(2 * kBlock * blocks);
+  uint8_t *k = s.gathered.data() + place * size, *v = k + c.k_bytes();
+  float *ks = s.gathered_scales.data() + place * 2 * kBlock, *vs = ks + kBlock;
+  memset(k, 0, size);
+  memset(ks, 0, 2 * kBlock * sizeof(float));
+  for (int at = 0; at < kBlock; ++at) {
+    int position = block * kBlock + at;
+    if (position > in_->position[row]) break;
+    int slot = position < span.base ? table[block] * kBlock + at : paths_[row][position - span.base];
+    gather(c, head, slot, at, k, v, ks, vs);
+  }
+  out = {k, v, ks, vs};
+}
+
+void Executor::finish(const AttentionOp& op, int row, int head, const float* out, float total) {
+  float* to = buffers_[op.out].row(row) + (size_t)head * op.cache.v_dim;
+  memcpy(to, out, op.cache.v_dim * sizeof(float));
+  kernels().scale(to, 1.0f / total, op.cache.v_dim);
+}
+
+void Executor::attend(const AttentionOp& op, const AttentionTask& task, int t) {
+  const KVLayer& c = op.cache;
+  const Span& span = spans_[task.span];
+  const int group = op.heads / c.heads, queries = task.rows * group;
+  constexpr int kMost = 64;
+  const float* q[kMost];
+  float* out[kMost];
+  int first[kMost], last[kMost];
+  float peak[kMost], total[kMost], run_peak[kMost], run_total[kMost] = {};
+  Scratch& s = scratch_[t];
+  size_t need = (size_t)queries * (2 * c.v_pad + c.k_pad);
+  if (s.run.size() < need) s.run.resize(need);
+  float *run = s.run.data(), *part = run + (size_t)queries * c.v_pad, *padded = part + (size_t)queries * c.v_pad;
+  int begin = in_->position[task.row0], end = 0;
+  for (int i = 0; i < queries; ++i) {
+    int row = task.row0 + i / group, head = task.head * group + i % group;
+    float* from = buffers_[op.q].row(row) + (size_t)head * c.k_dim;
+    q[i] = from;
+    if (c.k_dim != c.k_pad) {
+      float* to = padded + (size_t)i * c.k_pad;
+      memset(to, 0, c.k_pad * sizeof(float));
+      memcpy(to, from, c.k_dim * sizeof(float));
+      q[i] = to;
+    }
+    out[i] = part + (size_t)i * c.v_pad;
+    last[i] = in_->position[row];
+    first[i] = first_visible(op, last[i]);
+    begin = first[i] < begin ? first[i] : begin;
+    end = last[i] > end ? last[i] : end;
+  }
+  place_head_[t] = task.head;
+  int from = task.split < 0 ? begin / kSplit : task.split, to = task.split < 0 ? end / kSplit : task.split;
+  if (task.split >= 0 && (task.split < begin / kSplit)) return;
+  for (int split = from; split <= to; ++split) {
+    KVBlock blocks[kSplit / kBlock];
+    int low = split * kSplit;
+    for (int b = 0; b < kSplit / kBlock && low + b * kBlock <= end; ++b) block_of(op, span, task.row0, low / kBlock + b, b, t, blocks[b]);
+    kernels().attend({q, queries, first, last, low, blocks, c.k_pad, c.v_pad, c.int8, op.scale, op.softcap, out, peak, total});
+    for (int i = 0; i < queries; ++i) {
+      int row = task.row0 + i / group, head = task.head * group + i % group;
+      if (task.split < 0) {
+        kernels().merge(run + (size_t)i * c.v_pad, &run_peak[i], &run_total[i], out[i], peak[i], total[i], c.v_pad);
+        continue;
+      }
+      size_t cell = (size_t)row * op.heads + head;
+      Partial& p = partials_[split];
+      p.peak[cell] = peak[i];
+      p.total[cell] = total[i];
+      memcpy(p.out.data() + cell * round_up(kMaxHeadDim, kGroup), out[i], c.v_pad * sizeof(float));
+    }
+  }
+  if (task.split >= 0) return;
+  for (int i = 0; i < queries; ++i) finish(op, task.row0 + i / group, task.head * group + i % group, run + (size_t)i * c.v_pad, run_total[i]);
+}
+
+void Executor::run_attention(const AttentionOp& op, int instruction, int t) {
+  const KVLayer& c = op.cache;
+  auto [u0, u1] = share(in_->rows * c.heads, t);
+  for (int u = u0; u < u1; ++u) rotate_and_write(op, u / c.heads, u % c.heads);
+  pool_.barrier();
+  for (int i; (i = next_[instruction * 2].fetch_add(1, std::memory_order_relaxed)) < (int)tasks_.size();) attend(op, tasks_[i], t);
+  if (!split_parallel_) return;
+  pool_.barrier();
+  // Splits that ran apart are joined in order. A split that a window hides kept total 0 from the plan; clear after use.
+  constexpr int stride = (kMaxHeadDim + kGroup - 1) / kGroup * kGroup;
+  std::vector<float>& run = scratch_[t].run;
+  if ((int)run.size() < c.v_pad) run.resize(c.v_pad);
+  auto [c0, c1] = share(in_->rows * op.heads, t);
+  for (int cell = c0; cell < c1; ++cell) {
+    float peak = 0, total = 0;
+    for (Partial& p : partials_) {
+      if ((int)p.total.size() <= cell || p.total[cell] == 0) continue;
+      kernels().merge(run.data(), &peak, &total, p.out.data() + (size_t)cell * stride, p.peak[cell], p.total[cell], c.v_pad);
+      p.total[cell] = 0;
+    }
+    if (total > 0) finish(op, cell / op.heads, cell % op.heads, run.data(), total);
+  }
+}
+
+}  // namespace slip

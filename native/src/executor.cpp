@@ -1,0 +1,331 @@
+// The executor: planning a step and running the instructions that are not attention.
+#include "executor.hpp"
+
+#include "pack.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace slip {
+namespace {
+
+constexpr int kPrivateRows = 2;  // up to here every thread quantises all rows itself, which saves a barrier
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Phase phase_of(Instruction::Kind kind) {
+  switch (kind) {
+    case Instruction::Embed: return Phase::Embed;
+    case Instruction::Norm: return Phase::Norm;
+    case Instruction::Linear: return Phase::Linear;
+    case Instruction::Attention: return Phase::Attention;
+    case Instruction::Logits: return Phase::Logits;
+    default: return Phase::Other;
+  }
+}
+
+Acts make_acts(int rows, int k, bool ints, bool f32, bool bf16, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
+  Acts a{rows, (k + kGroup - 1) / kGroup, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  size_t groups = (size_t)rows * a.groups, numbers = groups * kGroup;
+  size_t need = groups * 2 + (f32 ? numbers : 0) + (bf16 ? numbers : 0);
+  if (floats.size() < need) floats.resize(need);
+  if (ints && q.size() < numbers + 64) q.resize(numbers + 64);
+  if (ints && sums.size() < groups * 2) sums.resize(groups * 2);
+  float* at = floats.data();
+  a.scale = at;
+  a.mean = at + groups;
+  at += groups * 2;
+  if (ints) {
+    a.q = (int8_t*)(((uintptr_t)q.data() + 63) & ~(uintptr_t)63);
+    a.sum = sums.data();
+    a.pair = sums.data() + groups;
+  }
+  if (f32) {
+    a.f32 = at;
+    at += numbers;
+  }
+  if (bf16) a.bf16 = at;
+  return a;
+}
+
+}  // namespace
+
+Executor::Executor(int threads, int max_rows) : pool_(threads), max_rows_(max_rows), scratch_(pool_.size()), place_head_(pool_.size()) {}
+
+int Executor::buffer(int width) {
+  Buffer b{width, round_up(width, kGroup), {}};
+  b.data.assign((size_t)max_rows_ * b.stride, 0.0f);
+  buffers_.push_back(std::move(b));
+  return (int)buffers_.size() - 1;
+}
+
+void Executor::check(const StepInput& in) const {
+  auto fail = [](const char* what, int row) { throw std::runtime_error(std::string(what) + " (row " + std::to_string(row) + ")"); };
+  if (in.rows < 1 || in.rows > max_rows_) throw std::runtime_error("a step takes 1 to " + std::to_string(max_rows_) + " rows, not " + std::to_string(in.rows));
+  for (int r = 0; r < in.rows; ++r) {
+    if (in.sequence[r] < 0 || in.sequence[r] >= in.sequences) fail("sequence outside the block tables", r);
+    if (in.position[r] < 0 || in.position[r] / kBlock >= in.table_width) fail("position past the block table", r);
+    if (in.parent[r] >= r || (in.parent[r] >= 0 && in.sequence[in.parent[r]] != in.sequence[r])) fail("parent is no earlier row of the sequence", r);
+    if (embeds_.size() && (in.token[r] < 0 || in.token[r] >= embeds_[0].table.n)) fail("token outside the vocabulary", r);
+    if (in.slot[r] < 0) fail("negative slot", r);
+    if (!attentions_.empty() && in.slot[r] / kBlock >= blocks_limit_) fail("slot outside the cache", r);
+  }
+  for (int i = 0; i < in.logits; ++i)
+    if (in.logit_rows[i] < 0 || in.logit_rows[i] >= in.rows) fail("logit row outside the step", i);
+}
+
+void Executor::plan_spans(const StepInput& in) {
+  spans_.clear();
+  span_of_.assign(in.rows, 0);
+  paths_.resize(in.rows);
+  for (int r = 0; r < in.rows; ++r) {
+    bool starts = r == 0 || in.sequence[r] != in.sequence[r - 1];
+    if (starts) spans_.push_back({r, 0, in.sequence[r], in.position[r], true});
+    Span& s = spans_.back();
+    int i = s.rows++, position = in.position[r];
+    int slot = in.tables[(size_t)s.sequence * in.table_width + position / kBlock] * kBlock + position % kBlock;
+    if (in.parent[r] != (i ? r - 1 : -1) || position != s.base + i || in.slot[r] != slot) s.linear = false;
+    span_of_[r] = (int)spans_.size() - 1;
+  }
+  for (const Span& s : spans_) {
+    int last = 0;
+    for (int r = s.row0; r < s.row0 + s.rows; ++r) {
+      last = in.position[r] > last ? in.position[r] : last;
+      if (s.linear) continue;
+      paths_[r].clear();
+      for (int at = r; at >= 0; at = in.parent[at]) paths_[r].insert(paths_[r].begin(), in.slot[at]);
+      if (in.position[r] - s.base + 1 != (int)paths_[r].size()) throw std::runtime_error("positions and parents disagree (row " + std::to_string(r) + ")");
+    }
+    int cached = s.linear ? last + 1 : s.base;
+    for (int b = 0; b * kBlock < cached; ++b) {
+      int block = in.tables[(size_t)s.sequence * in.table_width + b];
+      if (block < 0 || block >= blocks_limit_) throw std::runtime_error("block table entry " + std::to_string(block) + " is outside the cache");
+    }
+  }
+}
+
+void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn) {
+  check(in);
+  in_ = &in;
+  plan_spans(in);
+  plan_attention();
+  if (!logits_ops_.empty() && in.logits) {
+    logits_stride_ = round_up(vocabulary(), kGroup);
+    if (logits_.size() < logits_stride_ * in.logits) logits_.resize(logits_stride_ * in.logits);
+  }
+  taps_.resize(taps_ops_.size());
+  for (const TapOp& t : taps_ops_) taps_[t.tap].resize((size_t)in.rows * buffers_[t.x].width);
+  if (!next_) next_ = std::make_unique<std::atomic<int>[]>(code_.size() * 2 + 1);
+  for (size_t i = 0; i < code_.size() * 2 + 1; ++i) next_[i].store(0, std::memory_order_relaxed);
+  seconds_.fill(0);
+  std::vector<float> best(pool_.size());
+  std::vector<int> index(pool_.size());
+  pool_.run([&](int t) {
+    run_thread(t);
+    if (!draws) return;
+    double start = t == 0 ? now() : 0;
+    if (draws->rows == 1 && sliceable(*draws, 0)) {
+      auto [a, b] = share(vocabulary() / 64, t);
+      int from = a * 64, to = t == pool_.size() - 1 ? vocabulary() : b * 64;
+      index[t] = -1;
+      if (to > from) sample_slice(logits_.data(), from, to - from, *draws, 0, &best[t], &index[t]);
+      pool_.barrier();
+      if (t == 0) {
+        int winner = -1;
+        for (int i = 0; i < pool_.size(); ++i)
+          if (index[i] >= 0 && (winner < 0 || best[i] > best[winner])) winner = i;
+        drawn->token[0] = index[winner];
+      }
+    } else {
+      for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws->rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), *draws, r, *drawn);
+    }
+    if (t == 0) seconds_[(int)Phase::Sample] += now() - start;
+  });
+  in_ = nullptr;
+}
+
+size_t Executor::weight_bytes() const {
+  size_t total = 0;
+  for (const LinearOp& op : linears_)
+    for (const LinearPart& part : op.parts) total += part.w.bytes();
+  for (const LogitsOp& op : logits_ops_) total += op.w.bytes();
+  return total;
+}
+
+double Executor::read_weights() {
+  std::atomic<uint32_t> sink{0};
+  double start = now();
+  pool_.run([&](int t) {
+    uint32_t sum = 0;
+    auto read = [&](const Matrix& w) {
+      auto [p0, p1] = share(w.panels(), t);
+      sum ^= kernels().read(w.panel(p0), (p1 - p0) * w.panel_bytes());
+    };
+    for (const LinearOp& op : linears_)
+      for (const LinearPart& part : op.parts) read(part.w);
+    for (const LogitsOp& op : logits_ops_) read(op.w);
+    sink ^= sum;
+  });
+  return now() - start;
+}
+
+void Executor::run_thread(int t) {
+  double start = now();
+  for (size_t i = 0; i < code_.size(); ++i) {
+    const Instruction& c = code_[i];
+    switch (c.kind) {
+      case Instruction::Embed: run_embed(embeds_[c.index], t); break;
+      case Instruction::Norm: run_norm(norms_[c.index], t); break;
+      case Instruction::Linear: run_linear(linears_[c.index], t); break;
+      case Instruction::Attention: run_attention(attentions_[c.index], (int)i, t); break;
+      case Instruction::Logits:
+        if (in_->logits) run_logits(logits_ops_[c.index], t);
+        break;
+      case Instruction::Add: {
+        const AddOp& op = adds_[c.index];
+        auto [r0, r1] = share(in_->rows, t);
+        for (int r = r0; r < r1; ++r) kernels().add(buffers_[op.a].row(r), buffers_[op.b].row(r), buffers_[op.out].row(r), buffers_[op.out].width);
+        break;
+      }
+      case Instruction::Gated: {
+        const GatedOp& op = gateds_[c.index];
+        auto [r0, r1] = share(in_->rows, t);
+        for (int r = r0; r < r1; ++r) kernels().gated(op.kind, buffers_[op.gate].row(r), buffers_[op.up].row(r), buffers_[op.out].row(r), buffers_[op.out].width);
+        break;
+      }
+      case Instruction::Tap: {
+        const TapOp& op = taps_ops_[c.index];
+        Buffer& x = buffers_[op.x];
+        auto [r0, r1] = share(in_->rows, t);
+        for (int r = r0; r < r1; ++r) memcpy(taps_[op.tap].data() + (size_t)r * x.width, x.row(r), x.width * sizeof(float));
+        break;
+      }
+    }
+    pool_.barrier();
+    if (t == 0) {
+      double end = now();
+      seconds_[(int)phase_of(c.kind)] += end - start;
+      start = end;
+    }
+  }
+}
+
+void Executor::run_embed(const EmbedOp& op, int t) {
+  Buffer& out = buffers_[op.out];
+  auto [r0, r1] = share(in_->rows, t);
+  for (int r = r0; r < r1; ++r) {
+    unpack_row(op.table, in_->token[r], out.row(r));
+    if (op.scale != 1.0f) kernels().scale(out.row(r), op.scale, out.width);
+  }
+}
+
+void Executor::run_norm(const NormOp& op, int t) {
+  Buffer &x = buffers_[op.x], &out = buffers_[op.out];
+  auto [r0, r1] = share(in_->rows, t);
+  for (int r = r0; r < r1; ++r) {
+    kernels().rmsnorm(x.row(r), op.w, op.eps, op.heads, x.width / op.heads, out.row(r));
+    if (op.add_to >= 0) kernels().add(buffers_[op.add_to].row(r), out.row(r), buffers_[op.add_to].row(r), x.width);
+  }
+}
+
+Acts Executor::shared_acts(int rows, int k, bool ints, bool f32, bool bf16) {
+  return make_acts(rows, k, ints, f32, bf16, shared_.q, shared_.acts, shared_.sums);
+}
+
+Acts Executor::private_acts(Scratch& s, int rows, int k, bool ints, bool f32, bool bf16) {
+  return make_acts(rows, k, ints, f32, bf16, s.q, s.acts, s.sums);
+}
+
+void Executor::prepare(const Acts& a, const float* x, size_t stride, const int32_t* map, int k, const float* norm, float eps, int r0, int r1, float* scratch) {
+  for (int r = r0; r < r1; ++r) {
+    const float* row = x + (map ? map[r] : r) * stride;
+    if (norm) {
+      kernels().rmsnorm(row, norm, eps, 1, k, scratch);
+      row = scratch;
+    }
+    kernels().prepare(row, k, r, a);
+  }
+}
+
+namespace {
+
+struct Needs {
+  bool ints = false, f32 = false, bf16 = false;
+  void of(Format f) {
+    if (is_int(f)) ints = true;
+    else if (f == Format::BF16) bf16 = true;
+    else f32 = true;
+  }
+};
+
+}  // namespace
+
+void Executor::run_linear(const LinearOp& op, int t) {
+  Buffer& x = buffers_[op.x];
+  const int rows = in_->rows, k = x.width;
+  Needs n;
+  for (const LinearPart& p : op.parts) n.of(p.w.format);
+  Scratch& s = scratch_[t];
+  if ((int)s.run.size() < x.stride) s.run.resize(x.stride);
+  Acts a;
+  if (rows <= kPrivateRows) {
+    a = private_acts(s, rows, k, n.ints, n.f32, n.bf16);
+    prepare(a, x.row(0), x.stride, nullptr, k, op.norm, op.eps, 0, rows, s.run.data());
+  } else {
+    if (t == 0) shared_acts(rows, k, n.ints, n.f32, n.bf16);  // grow once, then only pointers
+    pool_.barrier();
+    a = shared_acts(rows, k, n.ints, n.f32, n.bf16);
+    auto [r0, r1] = share(rows, t);
+    prepare(a, x.row(0), x.stride, nullptr, k, op.norm, op.eps, r0, r1, s.run.data());
+    pool_.barrier();
+  }
+  for (const LinearPart& part : op.parts) {
+    Buffer& out = buffers_[part.out];
+    auto [p0, p1] = share(part.w.panels(), t);
+    kernels().linear(part.w, p0, p1, a, 0, rows, out.row(0), out.stride);
+    int c0 = p0 * kPanel, c1 = p1 * kPanel < out.width ? p1 * kPanel : out.width;
+    if (part.bias && c1 > c0)
+      for (int r = 0; r < rows; ++r) kernels().add(out.row(r) + c0, part.bias + c0, out.row(r) + c0, c1 - c0);
+  }
+  if (op.epilogue == Epilogue::Store) return;
+  Buffer &first = buffers_[op.parts[0].out], &to = buffers_[op.target];
+  auto [p0, p1] = share(op.parts[0].w.panels(), t);
+  int c0 = p0 * kPanel, c1 = p1 * kPanel < first.width ? p1 * kPanel : first.width;
+  for (int r = 0; r < rows && c1 > c0; ++r) {
+    if (op.epilogue == Epilogue::AddTo) kernels().add(to.row(r) + c0, first.row(r) + c0, to.row(r) + c0, c1 - c0);
+    else kernels().gated(op.kind, first.row(r) + c0, buffers_[op.parts[1].out].row(r) + c0, to.row(r) + c0, c1 - c0);
+  }
+}
+
+void Executor::run_logits(const LogitsOp& op, int t) {
+  Buffer& x = buffers_[op.x];
+  const int rows = in_->logits, k = x.width;
+  Needs n;
+  n.of(op.w.format);
+  Scratch& s = scratch_[t];
+  if ((int)s.run.size() < x.stride) s.run.resize(x.stride);
+  Acts a;
+  if (rows <= kPrivateRows) {
+    a = private_acts(s, rows, k, n.ints, n.f32, n.bf16);
+    prepare(a, x.row(0), x.stride, in_->logit_rows, k, op.norm, op.eps, 0, rows, s.run.data());
+  } else {
+    if (t == 0) shared_acts(rows, k, n.ints, n.f32, n.bf16);
+    pool_.barrier();
+    a = shared_acts(rows, k, n.ints, n.f32, n.bf16);
+    auto [r0, r1] = share(rows, t);
+    prepare(a, x.row(0), x.stride, in_->logit_rows, k, op.norm, op.eps, r0, r1, s.run.data());
+    pool_.barrier();
+  }
+  auto [p0, p1] = share(op.w.panels(), t);
+  kernels().linear(op.w, p0, p1, a, 0, rows, logits_.data(), logits_stride_);
+  int c0 = p0 * kPanel, c1 = p1 * kPanel < op.w.n ? p1 * kPanel : op.w.n;
+  for (int r = 0; r < rows && c1 > c0; ++r) {
+    float* y = logits_.data() + r * logits_stride_ + c0;
+    if (op.bias) kernels().add(y, op.bias + c0, y, c1 - c0);
+    if (op.softcap > 0) kernels().softcap(y, op.softcap, c1 - c0);
+  }
+}
+
+}  // namespace slip

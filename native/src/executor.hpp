@@ -1,0 +1,170 @@
+// The executor: a program compiled to fused instructions, replayed by all threads once per step.
+#pragma once
+#include <array>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kernels.hpp"
+#include "pool.hpp"
+#include "sampler.hpp"
+
+namespace slip {
+
+// Kinds of work whose seconds are accounted for separately.
+enum class Phase : int { Embed, Norm, Linear, Attention, Logits, Sample, Other };
+constexpr int kPhases = 7;
+
+struct Buffer {
+  int width, stride;
+  std::vector<float> data;
+  float* row(int r) { return data.data() + (size_t)r * stride; }
+};
+
+// Where in the step a span's rows are and what they see.
+struct Span {
+  int row0, rows, sequence, base;  // base: position of the first row, the number of cached ones
+  bool linear;                     // a chain whose slots are those of the block table
+};
+
+// A step's input; arrays are [rows] unless said otherwise.
+struct StepInput {
+  int rows;
+  const int32_t *sequence, *token, *position, *slot, *parent;
+  const int32_t* tables;  // [sequences, table_width]
+  int sequences, table_width;
+  const int32_t* logit_rows;
+  int logits;
+};
+
+enum class Epilogue : int { Store, AddTo, Gated };
+
+struct LinearPart {
+  Matrix w;
+  const float* bias;
+  int out;
+};
+
+struct EmbedOp { int out; Matrix table; float scale; };
+struct NormOp { int x, out, add_to; const float* w; float eps; int heads; };  // add_to >= 0: buffer += norm(x)
+struct AddOp { int a, b, out; };
+struct GatedOp { int gate, up, out; Activation kind; };
+struct LinearOp {
+  int x;
+  const float* norm;  // null: x as it is
+  float eps;
+  std::vector<LinearPart> parts;
+  Epilogue epilogue;
+  int target;  // AddTo: the buffer added to; Gated: the output
+  Activation kind;
+};
+struct AttentionOp {
+  int q, k, v, out, heads;
+  const float *q_norm, *k_norm;
+  float eps;
+  const float *cosine, *sine;  // [positions, half]
+  int half;
+  KVLayer cache;
+  float scale, softcap;
+  int window;  // 0: none
+};
+struct TapOp { int x, tap; };
+struct LogitsOp { int x; const float* norm; float eps; Matrix w; const float* bias; float softcap; };
+
+struct Instruction {
+  enum Kind { Embed, Norm, Add, Gated, Linear, Attention, Tap, Logits } kind;
+  int index;
+};
+
+class Executor {
+ public:
+  Executor(int threads, int max_rows);
+
+  int buffer(int width);
+  void add(const EmbedOp& op) { push(Instruction::Embed, embeds_, op); }
+  void add(const NormOp& op) { push(Instruction::Norm, norms_, op); }
+  void add(const AddOp& op) { push(Instruction::Add, adds_, op); }
+  void add(const GatedOp& op) { push(Instruction::Gated, gateds_, op); }
+  void add(const LinearOp& op) { push(Instruction::Linear, linears_, op); }
+  void add(const AttentionOp& op) { push(Instruction::Attention, attentions_, op); }
+  void add(const TapOp& op) { push(Instruction::Tap, taps_ops_, op); }
+  void add(const LogitsOp& op) { push(Instruction::Logits, logits_ops_, op); }
+
+  // One step. Throws std::runtime_error if the rows are not valid.
+  void step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn);
+
+  // Seconds that reading every weight of a one-row step takes when nothing is computed.
+  double read_weights();
+  size_t weight_bytes() const;
+  void set_blocks(int blocks) { blocks_limit_ = blocks; }
+  int max_rows() const { return max_rows_; }
+  int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
+  const float* logits() const { return logits_.data(); }
+  size_t logits_stride() const { return logits_stride_; }
+  const std::vector<float>& tap(int i) const { return taps_[i]; }
+  const std::array<double, kPhases>& seconds() const { return seconds_; }
+
+ private:
+  struct AttentionTask { int span, row0, rows, head, split; };  // split < 0: all splits, one after the other
+  struct Partial { std::vector<float> out, peak, total; };
+  struct Scratch {
+    std::vector<float> acts, gathered_scales, run;
+    std::vector<uint8_t> q, gathered;
+    std::vector<int32_t> sums;
+  };
+
+  template <class T> void push(Instruction::Kind kind, std::vector<T>& list, const T& op) {
+    list.push_back(op);
+    code_.push_back({kind, (int)list.size() - 1});
+  }
+  void check(const StepInput& in) const;
+  void plan_spans(const StepInput& in);
+  void plan_attention();
+  void run_thread(int t);
+  void run_embed(const EmbedOp&, int t);
+  void run_norm(const NormOp&, int t);
+  void run_linear(const LinearOp&, int t);
+  void run_logits(const LogitsOp&, int t);
+  void run_attention(const AttentionOp&, int instruction, int t);
+  void rotate_and_write(const AttentionOp&, int row, int head);
+  void attend(const AttentionOp&, const AttentionTask&, int t);
+  void block_of(const AttentionOp&, const Span&, int row, int block, int place, int t, KVBlock& out);
+  void finish(const AttentionOp&, int row, int head, const float* out, float total);
+  // Quantise rows [r0, r1) of x (normed first, if norm is given), gathered through `map` if it is not null.
+  void prepare(const Acts& a, const float* x, size_t stride, const int32_t* map, int k, const float* norm, float eps, int r0, int r1, float* scratch);
+  Acts shared_acts(int rows, int k, bool ints, bool f32, bool bf16);
+  Acts private_acts(Scratch& s, int rows, int k, bool ints, bool f32, bool bf16);
+  std::pair<int, int> share(int n, int t) const { return {(int)((long)n * t / pool_.size()), (int)((long)n * (t + 1) / pool_.size())}; }
+
+  Pool pool_;
+  int max_rows_;
+  std::vector<Buffer> buffers_;
+  std::vector<Instruction> code_;
+  std::vector<EmbedOp> embeds_;
+  std::vector<NormOp> norms_;
+  std::vector<AddOp> adds_;
+  std::vector<GatedOp> gateds_;
+  std::vector<LinearOp> linears_;
+  std::vector<AttentionOp> attentions_;
+  std::vector<TapOp> taps_ops_;
+  std::vector<LogitsOp> logits_ops_;
+
+  const StepInput* in_ = nullptr;
+  std::vector<Span> spans_;
+  std::vector<int> span_of_;                 // [rows]
+  std::vector<std::vector<int32_t>> paths_;  // [rows] slots of positions base.. of a tree's row
+  std::vector<AttentionTask> tasks_;
+  bool split_parallel_ = false;
+  std::vector<Partial> partials_;            // [splits], each [rows * heads]
+  std::unique_ptr<std::atomic<int>[]> next_; // [instructions] next task to take
+  Scratch shared_;
+  std::vector<Scratch> scratch_;             // [threads]
+  std::vector<float> logits_;
+  size_t logits_stride_ = 0;
+  std::vector<std::vector<float>> taps_;
+  std::array<double, kPhases> seconds_{};
+  std::vector<int> place_head_;              // [threads] head whose blocks a thread reads
+  int task_heads_ = 0, task_group_ = 0, blocks_limit_ = 0;
+};
+
+}  // namespace slip

@@ -1,0 +1,182 @@
+// Attention over one split of 256 positions, and the writing of keys and values.
+// Order of the sums: scores in AMX's order over each 32 numbers of a head; weights over 16 lanes; values in
+// AMX's order over the 32 positions of each block. Masked positions count with weight 0.
+namespace {
+
+inline void load_pairs(const uint8_t* p, bool int8, F& even, F& odd) {
+  if (int8) return load_i8_pairs(p, even, odd);
+  I both = loadi(p);
+  even = first_of(both);
+  odd = second_of(both);
+}
+
+// scores[m][32] of M queries against one block
+template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, float (*out)[kSplit], int at) {
+  size_t size = t.int8 ? 1 : 2;
+  for (int lane = 0; lane < kBlock; lane += W) {
+    F acc[M];
+    for (F& v : acc) v = set1f(0.0f);
+    for (int d = 0; d < t.k_pad; d += kGroup) {
+      F even[M], odd[M];
+      for (int i = 0; i < kGroup; i += 2) {
+        F a, b;
+        load_pairs(block.k + ((size_t)(d + i) / 2 * kBlock + lane) * 2 * size, t.int8, a, b);
+        for (int m = 0; m < M; ++m) {
+          const float* q = t.q[m0 + m] + d + i;
+          even[m] = i ? fma(set1f(q[0]), a, even[m]) : set1f(q[0]) * a;
+          odd[m] = i ? fma(set1f(q[1]), b, odd[m]) : set1f(q[1]) * b;
+        }
+      }
+      for (int m = 0; m < M; ++m) acc[m] = acc[m] + (even[m] + odd[m]);
+    }
+    for (int m = 0; m < M; ++m) {
+      F s = acc[m] * set1f(t.scale);
+      if (t.int8) s = s * loadf(block.k_scale + lane);
+      if (t.softcap > 0) s = vtanh(s * set1f(1.0f / t.softcap)) * set1f(t.softcap);
+      storef(out[m0 + m] + at + lane, s);
+    }
+  }
+}
+
+// out[m] += weights[m][32] @ values[32, v_pad]
+template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at) {
+  size_t size = t.int8 ? 1 : 2;
+  for (int d = 0; d < t.v_pad; d += W) {
+    F even[M], odd[M];
+    for (int i = 0; i < kBlock; i += 2) {
+      F a, b;
+      load_pairs(block.v + ((size_t)i / 2 * t.v_pad + d) * 2 * size, t.int8, a, b);
+      for (int m = 0; m < M; ++m) {
+        const float* p = w[m0 + m] + at + i;
+        even[m] = i ? fma(set1f(p[0]), a, even[m]) : set1f(p[0]) * a;
+        odd[m] = i ? fma(set1f(p[1]), b, odd[m]) : set1f(p[1]) * b;
+      }
+    }
+    for (int m = 0; m < M; ++m) {
+      float* o = t.out[m0 + m] + d;
+      storef(o, loadf(o) + (even[m] + odd[m]));
+    }
+  }
+}
+
+template <class Fn> inline void by_rows(int queries, Fn fn) {
+  int m = 0;
+  for (; m + 4 <= queries; m += 4) fn.template operator()<4>(m);
+  if (queries - m == 3) fn.template operator()<3>(m);
+  else if (queries - m == 2) fn.template operator()<2>(m);
+  else if (queries - m == 1) fn.template operator()<1>(m);
+}
+
+// Scores to weights, rounded to bfloat16, over the positions a query sees; returns nothing of the others.
+inline void soften(const SplitTask& t, int m, float* s, int blocks) {
+  int from = t.first[m] - t.begin, to = t.last[m] - t.begin + 1;
+  if (from < 0) from = 0;
+  if (to > kSplit) to = kSplit;
+  int n = blocks * kBlock;
+  if (from >= to) {
+    memset(s, 0, n * sizeof(float));
+    t.peak[m] = 0;
+    t.total[m] = 0;
+    return;
+  }
+  float peak = s[from];
+  for (int i = from; i < to; ++i) peak = s[i] > peak ? s[i] : peak;
+  Sum16 total;
+  for (int i = 0; i < n; i += kPanel)
+    for (int j = 0; j < kPanel / W; ++j) {
+      float* p = s + i + j * W;
+      F w = vround_bf16(vexp(loadf(p) - set1f(peak)));
+      storef(p, w);
+      int at = i + j * W;
+      if (at < from || at + W > to)
+        for (int k = 0; k < W; ++k)
+          if (at + k < from || at + k >= to) p[k] = 0;
+      total.v[j] = total.v[j] + loadf(p);
+    }
+  t.peak[m] = peak;
+  t.total[m] = total.total();
+}
+
+void attend(const SplitTask& t) {
+  alignas(64) static thread_local float s[64][kSplit];
+  int last = 0;
+  for (int m = 0; m < t.queries; ++m) last = t.last[m] > last ? t.last[m] : last;
+  int blocks = (last - t.begin) / kBlock + 1;
+  if (blocks > kSplit / kBlock) blocks = kSplit / kBlock;
+  for (int b = 0; b < blocks; ++b)
+    by_rows(t.queries, [&]<int M>(int m) { scores<M>(t, m, t.blocks[b], s, b * kBlock); });
+  for (int m = 0; m < t.queries; ++m) {
+    soften(t, m, s[m], blocks);
+    memset(t.out[m], 0, t.v_pad * sizeof(float));
+    if (t.int8)
+      for (int b = 0; b < blocks; ++b)
+        for (int i = 0; i < kBlock; i += W) {
+          float* p = s[m] + b * kBlock + i;
+          storef(p, vround_bf16(loadf(p) * loadf(t.blocks[b].v_scale + i)));
+        }
+  }
+  for (int b = 0; b < blocks; ++b)
+    by_rows(t.queries, [&]<int M>(int m) { weighted<M>(t, m, t.blocks[b], s, b * kBlock); });
+}
+
+void merge(float* run_out, float* run_peak, float* run_total, const float* out, float peak, float total, int n) {
+  if (total == 0) return;
+  if (*run_total == 0) {
+    memcpy(run_out, out, n * sizeof(float));
+    *run_peak = peak;
+    *run_total = total;
+    return;
+  }
+  float top = peak > *run_peak ? peak : *run_peak;
+  alignas(64) float e[kPanel] = {*run_peak - top, peak - top};
+  for (int i = 0; i < kPanel; i += W) storef(e + i, vexp(loadf(e + i)));
+  for (int i = 0; i < n; i += W) storef(run_out + i, fma(loadf(run_out + i), set1f(e[0]), loadf(out + i) * set1f(e[1])));
+  *run_total = __builtin_fmaf(*run_total, e[0], total * e[1]);
+  *run_peak = top;
+}
+
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Quantise one head to int8; returns its scale.
+inline float head_int8(const float* x, int n, int8_t* q) {
+  float peak = 0;
+  for (int i = 0; i < n; ++i) {
+    float a = __builtin_fabsf(x[i]);
+    peak = a > peak ? a : peak;
+  }
+  float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+  alignas(64) int32_t v[W];
+  alignas(64) float in[W];
+  for (int i = 0; i < n; i += W) {
+    int left = n - i < W ? n - i : W;
+    memset(in, 0, sizeof in);
+    memcpy(in, x + i, left * sizeof(float));
+    storei(v, to_int(loadf(in) * set1f(inverse)));
+    for (int j = 0; j < left; ++j) q[i + j] = (int8_t)v[j];
+  }
+  return peak / 127.0f;
+}
+
+void kv_write(const KVLayer& c, int slot, int head, const float* k, const float* v) {
+  int block = slot / kBlock, at = slot % kBlock;
+  if (c.int8) {
+    int8_t q[kMaxHeadDim];
+    int8_t* to = (int8_t*)c.k_block(block, head);
+    c.k_scales(block, head)[at] = head_int8(k, c.k_dim, q);
+    for (int d = 0; d < c.k_dim; ++d) to[(d / 2 * kBlock + at) * 2 + d % 2] = q[d];
+    to = (int8_t*)c.v_block(block, head);
+    c.v_scales(block, head)[at] = head_int8(v, c.v_dim, q);
+    for (int d = 0; d < c.v_dim; ++d) to[(at / 2 * c.v_pad + d) * 2 + at % 2] = q[d];
+    return;
+  }
+  uint16_t* to = (uint16_t*)c.k_block(block, head);
+  for (int d = 0; d < c.k_dim; ++d) to[(d / 2 * kBlock + at) * 2 + d % 2] = to_bf16(k[d]);
+  to = (uint16_t*)c.v_block(block, head);
+  for (int d = 0; d < c.v_dim; ++d) to[(at / 2 * c.v_pad + d) * 2 + at % 2] = to_bf16(v[d]);
+}
+
+}  // namespace

@@ -1,0 +1,244 @@
+// Python bindings: matrices, packing, the executor. Arrays stay alive as long as what refers to them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "executor.hpp"
+#include "pack.hpp"
+
+namespace nb = nanobind;
+using namespace slip;
+
+namespace {
+
+template <class T> using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T> using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T> using OutTable = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = Array<float>;
+
+constexpr const char* kNames[kFormats] = {"i4s", "i4s64", "i4s128", "i4m", "i4m64", "i4m128", "i4k", "i5s", "i5m", "i5k", "i6k", "i8", "bf16", "f16", "f32"};
+
+Format format_of(const std::string& name) {
+  for (int i = 0; i < kFormats; ++i)
+    if (name == kNames[i]) return (Format)i;
+  throw std::invalid_argument("unknown packed format " + name);
+}
+
+struct PyMatrix {
+  Matrix m;
+  Bytes data;
+};
+
+// Zeroed memory in huge pages where there are any.
+nb::ndarray<nb::numpy, uint8_t> allocate(size_t bytes) {
+  const size_t huge = (size_t)2 << 20, size = (bytes + huge - 1) / huge * huge;
+  uint8_t* raw = (uint8_t*)mmap(nullptr, size + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) throw std::bad_alloc();
+  uint8_t* p = (uint8_t*)(((uintptr_t)raw + huge - 1) / huge * huge);
+  madvise(p, size, MADV_HUGEPAGE);
+  struct Region { void* at; size_t size; };
+  nb::capsule owner(new Region{raw, size + huge}, [](void* r) noexcept {
+    munmap(((Region*)r)->at, ((Region*)r)->size);
+    delete (Region*)r;
+  });
+  return nb::ndarray<nb::numpy, uint8_t>(p, {bytes}, owner);
+}
+
+// A 64-bit checksum of an array (multiply and fold over four lanes): finds damage, not malice.
+uint64_t checksum(Array<uint8_t> data) {
+  uint64_t lane[4] = {1, 2, 3, 4};
+  const uint8_t* p = data.data();
+  size_t n = data.size(), i = 0;
+  for (; i + 32 <= n; i += 32)
+    for (int j = 0; j < 4; ++j) {
+      uint64_t v;
+      memcpy(&v, p + i + 8 * j, 8);
+      lane[j] = (lane[j] ^ v) * 0x9E3779B97F4A7C15ull;
+      lane[j] ^= lane[j] >> 29;
+    }
+  for (; i < n; ++i) lane[i % 4] = (lane[i % 4] ^ p[i]) * 0x9E3779B97F4A7C15ull;
+  uint64_t sum = n;
+  for (uint64_t v : lane) sum = (sum ^ v) * 0xBF58476D1CE4E5B9ull, sum ^= sum >> 31;
+  return sum >> 1;
+}
+
+size_t packed_bytes(const std::string& format, int n, int k) { return Matrix{format_of(format), n, k, nullptr}.bytes(); }
+
+class Packer {
+ public:
+  explicit Packer(int threads) : pool_(threads) {}
+  void pack(int stored, Array<uint8_t> base, size_t stride, size_t offset, Array<int64_t> rows, PyMatrix& to) {
+    const Matrix& m = to.m;
+    if ((int)rows.shape(0) != m.n) throw std::invalid_argument("one source row for every row of the matrix");
+    if (!packs((Stored)stored, m.format)) throw std::invalid_argument("this stored type cannot be packed into this format");
+    for (int i = 0; i < m.n; ++i)
+      if (rows.data()[i] < 0 || ((size_t)rows.data()[i] + 1) * stride > base.size()) throw std::invalid_argument("a source row lies outside the stored tensor");
+    Source from{(Stored)stored, base.data(), stride, offset, rows.data()};
+    uint8_t* out = to.data.data();
+    nb::gil_scoped_release release;
+    std::atomic<int> next{0};
+    pool_.run([&](int) {
+      for (int p; (p = next.fetch_add(8)) < m.panels();) pack_panels(from, m, p, p + 8 < m.panels() ? p + 8 : m.panels(), out);
+    });
+  }
+
+ private:
+  Pool pool_;
+};
+
+class PyExecutor {
+ public:
+  PyExecutor(int threads, int max_rows) : e(threads, max_rows) {}
+  Executor e;
+  std::vector<nb::object> keep;
+
+  const float* hold(const std::optional<Floats>& a) {
+    if (!a) return nullptr;
+    keep.push_back(nb::cast(*a));
+    return a->data();
+  }
+  const float* hold(const nb::ndarray<const float, nb::c_contig, nb::device::cpu>& a) {
+    keep.push_back(nb::cast(a));
+    return a.data();
+  }
+  const Matrix& hold(const PyMatrix& m) {
+    keep.push_back(nb::cast(m.data));
+    return m.m;
+  }
+};
+
+void step(PyExecutor& self, Array<int32_t> sequence, Array<int32_t> token, Array<int32_t> position, Array<int32_t> slot, Array<int32_t> parent,
+          Table<int32_t> tables, Array<int32_t> logit_rows) {
+  StepInput in{(int)token.shape(0), sequence.data(), token.data(), position.data(), slot.data(), parent.data(), tables.data(),
+               (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)};
+  nb::gil_scoped_release release;
+  self.e.step(in, nullptr, nullptr);
+}
+
+void step_sampled(PyExecutor& self, Array<int32_t> sequence, Array<int32_t> token, Array<int32_t> position, Array<int32_t> slot, Array<int32_t> parent,
+                  Table<int32_t> tables, Array<int32_t> logit_rows, Array<float> temperature, Array<float> top_p, Array<float> min_p,
+                  Array<int32_t> top_k, Array<int32_t> choice, Array<int32_t> draw_position, Array<int32_t> stream, Array<int32_t> logprobs,
+                  Array<uint64_t> seed, Array<int32_t> adjust_start, Array<int32_t> adjust_token, Array<float> adjust_mul, Array<float> adjust_add,
+                  Array<int32_t> allowed_start, Array<int32_t> allowed_token, Out<int32_t> out_token, Out<float> out_logprob,
+                  OutTable<int32_t> top_tokens, OutTable<float> top_logprobs) {
+  StepInput in{(int)token.shape(0), sequence.data(), token.data(), position.data(), slot.data(), parent.data(), tables.data(),
+               (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)};
+  SampleInput draws{(int)temperature.shape(0), temperature.data(), top_p.data(), min_p.data(), top_k.data(), choice.data(), draw_position.data(),
+                    stream.data(), logprobs.data(), seed.data(), adjust_start.data(), adjust_token.data(), adjust_mul.data(), adjust_add.data(),
+                    allowed_start.data(), allowed_token.data()};
+  if (draws.rows != in.logits) throw std::invalid_argument("one draw for every logit row");
+  for (size_t i = 0; i < adjust_token.shape(0); ++i)
+    if (adjust_token.data()[i] < 0 || adjust_token.data()[i] >= self.e.vocabulary()) throw std::invalid_argument("an adjusted token is outside the vocabulary");
+  for (size_t i = 0; i < allowed_token.shape(0); ++i)
+    if (allowed_token.data()[i] < 0 || allowed_token.data()[i] >= self.e.vocabulary()) throw std::invalid_argument("an allowed token is outside the vocabulary");
+  SampleOutput out{(int)top_tokens.shape(1), out_token.data(), out_logprob.data(), top_tokens.data(), top_logprobs.data()};
+  nb::gil_scoped_release release;
+  self.e.step(in, &draws, &out);
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::Silu;
+  if (name == "gelu_tanh") return Activation::GeluTanh;
+  throw std::invalid_argument("unknown activation " + name);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("available_isas", [] {
+    int n;
+    const char* const* names = available_kernels(&n);
+    return std::vector<std::string>(names, names + n);
+  });
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
+  m.def("usable_cores", &usable_cores);
+  m.def("allocate", &allocate, nb::arg("bytes"));
+  m.def("checksum", &checksum, nb::arg("data"));
+  m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
+  m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
+
+  nb::class_<PyMatrix>(m, "Matrix")
+      .def("__init__", [](PyMatrix* self, const std::string& format, int n, int k, Bytes data) {
+        Matrix w{format_of(format), n, k, data.data()};
+        if (n < 1 || k < 1 || data.size() != w.bytes()) throw std::invalid_argument("the data of a matrix has packed_bytes(format, n, k) bytes");
+        new (self) PyMatrix{w, data};
+      }, nb::arg("format"), nb::arg("n"), nb::arg("k"), nb::arg("data"))
+      .def_prop_ro("n", [](const PyMatrix& m) { return m.m.n; })
+      .def_prop_ro("k", [](const PyMatrix& m) { return m.m.k; })
+      .def_prop_ro("format", [](const PyMatrix& m) { return kNames[(int)m.m.format]; })
+      .def_prop_ro("nbytes", [](const PyMatrix& m) { return m.m.bytes(); })
+      .def("unpack_row", [](const PyMatrix& m, int row, Out<float> out) {
+        if (row < 0 || row >= m.m.n || (int)out.shape(0) != m.m.k) throw std::invalid_argument("row or output out of range");
+        unpack_row(m.m, row, out.data());
+      });
+
+  nb::class_<Packer>(m, "Packer")
+      .def(nb::init<int>(), nb::arg("threads"))
+      .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
+
+  nb::class_<PyExecutor>(m, "Executor")
+      .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("max_rows"))
+      .def("buffer", [](PyExecutor& s, int width) { return s.e.buffer(width); })
+      .def("set_blocks", [](PyExecutor& s, int blocks) { s.e.set_blocks(blocks); })
+      .def("embed", [](PyExecutor& s, int out, const PyMatrix& table, float scale) { s.e.add(EmbedOp{out, s.hold(table), scale}); })
+      .def("norm", [](PyExecutor& s, int x, int out, int add_to, Floats w, float eps, int heads) {
+        s.e.add(NormOp{x, out, add_to, s.hold(std::optional<Floats>(w)), eps, heads});
+      })
+      .def("add", [](PyExecutor& s, int a, int b, int out) { s.e.add(AddOp{a, b, out}); })
+      .def("gated", [](PyExecutor& s, int gate, int up, int out, const std::string& kind) { s.e.add(GatedOp{gate, up, out, activation_of(kind)}); })
+      .def("tap", [](PyExecutor& s, int x, int tap) { s.e.add(TapOp{x, tap}); })
+      .def("linear", [](PyExecutor& s, int x, std::optional<Floats> norm, float eps, std::vector<PyMatrix*> weights,
+                        std::vector<std::optional<Floats>> biases, std::vector<int> outs, const std::string& epilogue, int target, const std::string& kind) {
+        LinearOp op{x, s.hold(norm), eps, {}, Epilogue::Store, target, activation_of(kind)};
+        if (epilogue == "add_to") op.epilogue = Epilogue::AddTo;
+        else if (epilogue == "gated") op.epilogue = Epilogue::Gated;
+        for (size_t i = 0; i < weights.size(); ++i) op.parts.push_back({s.hold(*weights[i]), s.hold(biases.at(i)), outs.at(i)});
+        s.e.add(op);
+      }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("epilogue"), nb::arg("target"), nb::arg("kind"))
+      .def("attention", [](PyExecutor& s, int q, int k, int v, int out, int heads, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps,
+                           Table<float> cosine, Table<float> sine, Bytes k_cache, Bytes v_cache, std::optional<nb::ndarray<float, nb::ndim<1>, nb::c_contig>> k_scale,
+                           std::optional<nb::ndarray<float, nb::ndim<1>, nb::c_contig>> v_scale, int kv_heads, int k_dim, int v_dim, bool int8, float scale, float softcap, int window) {
+        KVLayer c{k_cache.data(), v_cache.data(), k_scale ? k_scale->data() : nullptr, v_scale ? v_scale->data() : nullptr, kv_heads, k_dim, v_dim,
+                  round_up(k_dim, kGroup), round_up(v_dim, kGroup), int8};
+        s.keep.push_back(nb::cast(k_cache));
+        s.keep.push_back(nb::cast(v_cache));
+        if (k_scale) s.keep.push_back(nb::cast(*k_scale));
+        if (v_scale) s.keep.push_back(nb::cast(*v_scale));
+        s.keep.push_back(nb::cast(cosine));
+        s.keep.push_back(nb::cast(sine));
+        s.e.add(AttentionOp{q, k, v, out, heads, s.hold(q_norm), s.hold(k_norm), eps, cosine.data(), sine.data(), (int)cosine.shape(1), c, scale, softcap, window});
+      }, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("heads"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),
+         nb::arg("cosine"), nb::arg("sine"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
+         nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("int8"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"))
+      .def("logits", [](PyExecutor& s, int x, std::optional<Floats> norm, float eps, const PyMatrix& w, std::optional<Floats> bias, float softcap) {
+        s.e.add(LogitsOp{x, s.hold(norm), eps, s.hold(w), s.hold(bias), softcap});
+      }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("w"), nb::arg("bias").none(), nb::arg("softcap"))
+      .def("step", &step)
+      .def("step_sampled", &step_sampled)
+      .def("read_weights", [](PyExecutor& s) { nb::gil_scoped_release r; return s.e.read_weights(); })
+      .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })
+      .def_prop_ro("max_rows", [](const PyExecutor& s) { return s.e.max_rows(); })
+      .def("copy_logits", [](PyExecutor& s, OutTable<float> out) {
+        for (size_t r = 0; r < out.shape(0); ++r) memcpy(out.data() + r * out.shape(1), s.e.logits() + r * s.e.logits_stride(), out.shape(1) * sizeof(float));
+      })
+      .def("copy_tap", [](PyExecutor& s, int tap, Out<float> out) {
+        if (out.size() != s.e.tap(tap).size()) throw std::invalid_argument("a tap has rows * width numbers");
+        memcpy(out.data(), s.e.tap(tap).data(), out.size() * sizeof(float));
+      })
+      .def_prop_ro("phase_seconds", [](const PyExecutor& s) {
+        static const char* names[kPhases] = {"embed", "norm", "linear", "attention", "logits", "sample", "other"};
+        nb::dict d;
+        for (int i = 0; i < kPhases; ++i) d[names[i]] = s.e.seconds()[i];
+        return d;
+      });
+}

@@ -1,0 +1,311 @@
+// Packing: stored blocks or floats into panels, and back to floats.
+//
+// Block layouts are facts of the GGUF format. A lane (one output row of a panel) is packed superblock by
+// superblock: its numbers go into a small Unit first, from there into the interleaved planes.
+#include "pack.hpp"
+
+#include <cmath>
+#include <cstring>
+
+namespace slip {
+namespace {
+
+// One lane's superblock: up to 256 numbers with their scales.
+struct Unit {
+  int q[256];
+  uint16_t scale, minimum;  // half floats
+  uint8_t sub[8][2];        // per group: (scale, minimum) or the scales of its halves
+};
+
+uint16_t read16(const uint8_t* p) {
+  uint16_t v;
+  memcpy(&v, p, 2);
+  return v;
+}
+
+uint16_t negated(uint16_t half) { return half ^ 0x8000; }
+
+void k_sub_scales(const uint8_t* s, Unit& u) {
+  for (int j = 0; j < 8; ++j) {
+    u.sub[j][0] = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+    u.sub[j][1] = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
+  }
+}
+
+void read_nibble_block(const uint8_t* nibbles, uint32_t high, Unit& u) {
+  for (int i = 0; i < 16; ++i) {
+    u.q[i] = (nibbles[i] & 15) | (high >> i & 1) << 4;
+    u.q[i + 16] = nibbles[i] >> 4 | (high >> (i + 16) & 1) << 4;
+  }
+}
+
+void read_k_nibbles(const uint8_t* nibbles, const uint8_t* high, Unit& u) {
+  for (int j = 0; j < 4; ++j)
+    for (int l = 0; l < 32; ++l) {
+      int low = nibbles[j * 32 + l] & 15, top = nibbles[j * 32 + l] >> 4;
+      if (high) {
+        low |= (high[l] >> (2 * j) & 1) << 4;
+        top |= (high[l] >> (2 * j + 1) & 1) << 4;
+      }
+      u.q[j * 64 + l] = low;
+      u.q[j * 64 + 32 + l] = top;
+    }
+}
+
+void read_q6_k(const uint8_t* b, Unit& u) {
+  for (int n = 0; n < 2; ++n)
+    for (int l = 0; l < 32; ++l) {
+      const uint8_t *low = b + n * 64, *high = b + 128 + n * 32;
+      int at = n * 128 + l;
+      u.q[at] = (low[l] & 15) | (high[l] & 3) << 4;
+      u.q[at + 32] = (low[l + 32] & 15) | (high[l] >> 2 & 3) << 4;
+      u.q[at + 64] = low[l] >> 4 | (high[l] >> 4 & 3) << 4;
+      u.q[at + 96] = low[l + 32] >> 4 | (high[l] >> 6) << 4;
+    }
+  for (int g = 0; g < 8; ++g) memcpy(u.sub[g], b + 192 + 2 * g, 2);
+  u.scale = read16(b + 208);
+}
+
+constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Superblock number `index` of a stored row.
+void read_unit(Stored type, const uint8_t* row, int index, Unit& u) {
+  switch (type) {
+    case Stored::Q4_0: {
+      const uint8_t* b = row + index * 18;
+      u.scale = read16(b);
+      return read_nibble_block(b + 2, 0, u);
+    }
+    case Stored::Q4_1: {
+      const uint8_t* b = row + index * 20;
+      u.scale = read16(b);
+      u.minimum = read16(b + 2);
+      return read_nibble_block(b + 4, 0, u);
+    }
+    case Stored::Q5_0:
+    case Stored::Q5_1: {
+      bool minimum = type == Stored::Q5_1;
+      const uint8_t* b = row + index * (minimum ? 24 : 22);
+      u.scale = read16(b);
+      if (minimum) u.minimum = read16(b + 2);
+      b += minimum ? 4 : 2;
+      uint32_t high;
+      memcpy(&high, b, 4);
+      return read_nibble_block(b + 4, high, u);
+    }
+    case Stored::Q8_0: {
+      const uint8_t* b = row + index * 34;
+      u.scale = read16(b);
+      for (int i = 0; i < 32; ++i) u.q[i] = (int8_t)b[2 + i];
+      return;
+    }
+    case Stored::IQ4_NL: {
+      const uint8_t* b = row + index * 18;
+      u.scale = read16(b);
+      read_nibble_block(b + 2, 0, u);
+      for (int i = 0; i < 32; ++i) u.q[i] = kIq4[u.q[i]];
+      return;
+    }
+    case Stored::Q4_K:
+    case Stored::Q5_K: {
+      bool five = type == Stored::Q5_K;
+      const uint8_t* b = row + index * (five ? 176 : 144);
+      u.scale = read16(b);
+      u.minimum = negated(read16(b + 2));  // stored blocks subtract it, the kernels add
+      k_sub_scales(b + 4, u);
+      return read_k_nibbles(b + (five ? 48 : 16), five ? b + 16 : nullptr, u);
+    }
+    default: return read_q6_k(row + index * 210, u);
+  }
+}
+
+// Quantise `k` floats (k <= inputs of a superblock; the rest count as 0) to the nearest numbers of a plain format.
+void quantize_unit(const IntShape& s, const float* x, int k, Unit& u) {
+  float low = 0, high = 0;
+  for (int i = 0; i < k; ++i) {
+    low = x[i] < low ? x[i] : low;
+    high = x[i] > high ? x[i] : high;
+  }
+  float peak = -low > high ? -low : high;
+  int top = (1 << s.bits) - 1;
+  float step = s.minimum ? (high - low) / (float)top : s.bits == 8 ? peak / 127.0f : peak / (float)(s.zero - 0.5f);
+  u.scale = float_to_half(step);
+  u.minimum = s.minimum ? float_to_half(low) : 0;
+  step = half_to_float(u.scale);
+  float base = s.minimum ? half_to_float(u.minimum) : 0.0f, inverse = step > 0 ? 1.0f / step : 0.0f;
+  int least = s.bits == 8 ? -127 : 0, most = s.bits == 8 ? 127 : top;
+  for (int i = 0; i < s.inputs(); ++i) {
+    float v = i < k ? (x[i] - base) * inverse : -base * inverse;
+    int q = (int)std::lrint(v) + s.zero;
+    u.q[i] = q < least ? least : q > most ? most : q;
+  }
+}
+
+// Place one lane's superblock; `out` was cleared before.
+void write_unit(const IntShape& s, const Unit& u, int lane, uint8_t* out) {
+  memcpy(out + lane * 2, &u.scale, 2);
+  if (s.minimum) memcpy(out + 32 + lane * 2, &u.minimum, 2);
+  uint8_t* group = out + s.head_bytes();
+  for (int g = 0; g < s.groups; ++g, group += s.group_bytes()) {
+    if (s.sub != Sub::None) {
+      group[lane] = u.sub[g][0];
+      group[16 + lane] = u.sub[g][1];
+    }
+    uint8_t* plane = group + s.sub_bytes();
+    for (int k = 0; k < kGroup; ++k) {
+      int q = u.q[g * kGroup + k], quad = k / 4, byte = lane * 4 + k % 4;
+      if (s.bits == 8) {
+        plane[quad * 64 + byte] = (uint8_t)q;
+        continue;
+      }
+      plane[quad / 2 * 64 + byte] |= (q & 15) << (quad % 2 * 4);
+      if (s.bits == 5) plane[256 + byte] |= (q >> 4) << quad;
+      if (s.bits == 6) plane[256 + quad / 4 * 64 + byte] |= (q >> 4) << (quad % 4 * 2);
+    }
+  }
+}
+
+int read_weight(const IntShape& s, const uint8_t* plane, int lane, int k) {
+  int quad = k / 4, byte = lane * 4 + k % 4;
+  if (s.bits == 8) return (int8_t)plane[quad * 64 + byte];
+  int v = plane[quad / 2 * 64 + byte] >> (quad % 2 * 4) & 15;
+  if (s.bits == 5) v |= (plane[256 + byte] >> quad & 1) << 4;
+  if (s.bits == 6) v |= (plane[256 + quad / 4 * 64 + byte] >> (quad % 4 * 2) & 3) << 4;
+  return v - s.zero;
+}
+
+float read_float(Stored type, const uint8_t* p) {
+  if (type == Stored::F32) {
+    float f;
+    memcpy(&f, p, 4);
+    return f;
+  }
+  if (type == Stored::F16) return half_to_float(read16(p));
+  uint32_t bits = (uint32_t)read16(p) << 16;
+  float f;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+uint16_t float_to_bf16(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Offset of number (lane, k) inside a panel of floats, in elements.
+size_t float_place(Format f, int lane, int k) {
+  if (f == Format::BF16) return (size_t)k / kGroup * kPanel * kGroup + (k % kGroup / 2 * kPanel + lane) * 2 + k % 2;
+  return (size_t)k * kPanel + lane;
+}
+
+void pack_float_lane(Stored type, const uint8_t* row, const Matrix& to, int lane, uint8_t* out) {
+  int size = type == Stored::F32 ? 4 : 2;
+  for (int k = 0; k < to.k; ++k) {
+    size_t at = float_place(to.format, lane, k);
+    if (to.format == Format::F32) {
+      float f = read_float(type, row + (size_t)k * 4);
+      memcpy(out + at * 4, &f, 4);
+    } else {
+      uint16_t h = type != Stored::F32 ? read16(row + (size_t)k * size)
+                   : to.format == Format::F16 ? float_to_half(read_float(type, row + (size_t)k * 4))
+                                              : float_to_bf16(read_float(type, row + (size_t)k * 4));
+      memcpy(out + at * 2, &h, 2);
+    }
+  }
+}
+
+}  // namespace
+
+float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023, bits;
+  float f;
+  if (e == 0) {
+    f = std::ldexp((float)m, -24);
+    return sign ? -f : f;
+  }
+  bits = sign | (e == 31 ? 0x7F800000u : (e + 112) << 23) | m << 13;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+
+uint16_t float_to_half(float f) {
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+  float a = std::fabs(f);
+  if (!(a < 65520.0f)) return sign | (a != a ? 0x7E00 : 0x7C00);
+  if (a < 6.103515625e-05f) return sign | (uint16_t)std::lrint(a * 16777216.0f);
+  uint32_t magnitude = bits & 0x7FFFFFFF;
+  magnitude += 0xFFF + (magnitude >> 13 & 1);
+  return sign | (uint16_t)((magnitude >> 13) - (112u << 10));
+}
+
+bool packs(Stored from, Format to) {
+  switch (from) {
+    case Stored::F32: return to != Format::I4K && to != Format::I5K && to != Format::I6K;
+    case Stored::F16: return to == Format::F16;
+    case Stored::BF16: return to == Format::BF16;
+    case Stored::Q4_0: return to == Format::I4S;
+    case Stored::Q4_1: return to == Format::I4M;
+    case Stored::Q5_0: return to == Format::I5S;
+    case Stored::Q5_1: return to == Format::I5M;
+    case Stored::Q8_0: case Stored::IQ4_NL: return to == Format::I8;
+    case Stored::Q4_K: return to == Format::I4K;
+    case Stored::Q5_K: return to == Format::I5K;
+    case Stored::Q6_K: return to == Format::I6K;
+  }
+  return false;
+}
+
+void pack_panels(const Source& from, const Matrix& to, int p0, int p1, uint8_t* out) {
+  const bool ints = is_int(to.format);
+  const IntShape s = int_shape(to.format);
+  for (int p = p0; p < p1; ++p) {
+    uint8_t* panel = out + p * to.panel_bytes();
+    memset(panel, 0, to.panel_bytes());
+    for (int lane = 0; lane < kPanel && p * kPanel + lane < to.n; ++lane) {
+      const uint8_t* row = from.base + (size_t)from.row[p * kPanel + lane] * from.stride + from.offset;
+      if (!ints) {
+        pack_float_lane(from.type, row, to, lane, panel);
+        continue;
+      }
+      for (int u = 0; u < to.units(); ++u) {
+        Unit unit;
+        if (from.type == Stored::F32) {
+          int left = to.k - u * s.inputs();
+          quantize_unit(s, (const float*)row + (size_t)u * s.inputs(), left < s.inputs() ? left : s.inputs(), unit);
+        } else {
+          read_unit(from.type, row, u, unit);
+        }
+        write_unit(s, unit, lane, panel + (size_t)u * s.bytes());
+      }
+    }
+  }
+}
+
+void unpack_row(const Matrix& m, int row, float* out) {
+  const uint8_t* panel = m.panel(row / kPanel);
+  int lane = row % kPanel;
+  if (!is_int(m.format)) {
+    Stored type = m.format == Format::F32 ? Stored::F32 : m.format == Format::F16 ? Stored::F16 : Stored::BF16;
+    for (int k = 0; k < m.k; ++k) out[k] = read_float(type, panel + float_place(m.format, lane, k) * (m.format == Format::F32 ? 4 : 2));
+    return;
+  }
+  const IntShape s = int_shape(m.format);
+  for (int k = 0; k < m.k; ++k) {
+    const uint8_t* unit = panel + (size_t)(k / s.inputs()) * s.bytes();
+    const uint8_t* group = unit + s.head_bytes() + k % s.inputs() / kGroup * s.group_bytes();
+    float scale = half_to_float(read16(unit + lane * 2)), minimum = s.minimum ? half_to_float(read16(unit + 32 + lane * 2)) : 0.0f;
+    int at = k % kGroup;
+    if (s.sub == Sub::ScaleMin) {
+      scale *= group[lane];
+      minimum *= group[16 + lane];
+    } else if (s.sub == Sub::HalfScale) {
+      scale *= (int8_t)group[at / 16 * 16 + lane];
+    }
+    out[k] = scale * (float)read_weight(s, group + s.sub_bytes(), lane, at) + minimum;
+  }
+}
+
+}  // namespace slip

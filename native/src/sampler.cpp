@@ -1,0 +1,148 @@
+// Sampling: adjust, filter, add noise, take the largest.
+#include "sampler.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels.hpp"
+
+namespace slip {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kFar = 16.0f;  // a token this far below the best weighs less than 2^-23
+
+Noise noise_of(const SampleInput& in, int row) {
+  return {in.seed[row], (uint32_t)in.choice[row], (uint32_t)in.position[row], (uint32_t)in.stream[row]};
+}
+
+struct Candidate {
+  float value;
+  int token;
+  bool operator<(const Candidate& o) const { return value != o.value ? value > o.value : token < o.token; }
+};
+
+void adjust(std::vector<float>& x, const SampleInput& in, int row) {
+  for (int i = in.adjust_start[row]; i < in.adjust_start[row + 1]; ++i) {
+    float& v = x[in.adjust_token[i]];
+    v = (v > 0 ? v / in.adjust_mul[i] : v * in.adjust_mul[i]) + in.adjust_add[i];
+  }
+  int from = in.allowed_start[row], to = in.allowed_start[row + 1];
+  if (from == to) return;
+  std::vector<float> kept(x.size(), kNever);
+  for (int i = from; i < to; ++i) kept[in.allowed_token[i]] = x[in.allowed_token[i]];
+  x.swap(kept);
+}
+
+// How many of the sorted candidates survive; `whole` is the sum of all weights if they are not all there.
+size_t surviving(const std::vector<Candidate>& c, int top_k, float top_p, float min_p, double whole) {
+  size_t n = c.size();
+  if (top_k > 0 && (size_t)top_k < n) {
+    n = top_k;
+    whole = 0;
+    for (size_t i = 0; i < n; ++i) whole += std::exp((double)c[i].value - c[0].value);
+  }
+  double before = 0;
+  for (size_t i = 0; i < n; ++i) {
+    double weight = std::exp((double)c[i].value - c[0].value);
+    if ((top_p < 1.0f && before >= (double)top_p * whole) || weight < (double)min_p) return i;
+    before += weight;
+  }
+  return n;
+}
+
+// Candidates, sorted, such that the filters cut inside them; all tokens if need be.
+std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, float top_p, float min_p, size_t& keep) {
+  float peak;
+  int at;
+  kernels().argmax(scaled.data(), (int)scaled.size(), &peak, &at);
+  double whole = kernels().sum_exp(scaled.data(), peak, (int)scaled.size());
+  for (float reach : {kFar, std::numeric_limits<float>::infinity()}) {
+    std::vector<Candidate> c;
+    for (size_t i = 0; i < scaled.size(); ++i)
+      if (scaled[i] >= peak - reach) c.push_back({scaled[i], (int)i});
+    std::sort(c.begin(), c.end());
+    if (c.size() == scaled.size()) {
+      whole = 0;
+      for (auto& x : c) whole += std::exp((double)x.value - peak);
+    }
+    keep = surviving(c, top_k, top_p, min_p, whole);
+    bool cut_inside = keep < c.size() || (top_k > 0 && (size_t)top_k <= c.size()) || c.size() == scaled.size();
+    if (cut_inside) return c;
+  }
+  return {};
+}
+
+int draw_filtered(const std::vector<float>& x, const SampleInput& in, int row) {
+  std::vector<float> scaled(x);
+  for (float& v : scaled) v /= in.temperature[row];
+  size_t keep = 0;
+  auto c = candidates(scaled, in.top_k[row], in.top_p[row], in.min_p[row], keep);
+  Noise noise = noise_of(in, row);
+  float best = kNever;
+  int token = c[0].token;
+  for (size_t i = 0; i < keep; ++i) {
+    float value;
+    int at;
+    kernels().argmax_noise(&c[i].value, 1.0f, c[i].token, 1, noise, &value, &at);
+    if (value > best || (value == best && c[i].token < token)) {
+      best = value;
+      token = c[i].token;
+    }
+  }
+  return token;
+}
+
+void log_probabilities(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out) {
+  float peak;
+  int at;
+  kernels().argmax(logits, vocabulary, &peak, &at);
+  double log_sum = peak + std::log(kernels().sum_exp(logits, peak, vocabulary));
+  out.logprob[row] = (float)(logits[out.token[row]] - log_sum);
+  int wanted = std::min(in.logprobs[row], vocabulary);
+  std::vector<Candidate> c(vocabulary);
+  for (int i = 0; i < vocabulary; ++i) c[i] = {logits[i], i};
+  std::partial_sort(c.begin(), c.begin() + wanted, c.end());
+  for (int i = 0; i < wanted; ++i) {
+    out.top_tokens[(size_t)row * out.most + i] = c[i].token;
+    out.top_logprobs[(size_t)row * out.most + i] = (float)(c[i].value - log_sum);
+  }
+}
+
+}  // namespace
+
+bool sliceable(const SampleInput& in, int row) {
+  bool filtered = in.temperature[row] > 0 && (in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
+  return !filtered && in.logprobs[row] < 0 && in.adjust_start[row] == in.adjust_start[row + 1] &&
+         in.allowed_start[row] == in.allowed_start[row + 1];
+}
+
+void sample_slice(const float* logits, int first, int n, const SampleInput& in, int row, float* best, int* index) {
+  if (in.temperature[row] > 0) {
+    kernels().argmax_noise(logits + first, 1.0f / in.temperature[row], first, n, noise_of(in, row), best, index);
+  } else {
+    kernels().argmax(logits + first, n, best, index);
+    *index += first;
+  }
+}
+
+void sample_row(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out) {
+  float best;
+  int token;
+  bool adjusted = in.adjust_start[row] != in.adjust_start[row + 1] || in.allowed_start[row] != in.allowed_start[row + 1];
+  bool filtered = in.temperature[row] > 0 && (in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
+  if (!adjusted && !filtered) {
+    sample_slice(logits, 0, vocabulary, in, row, &best, &token);
+  } else {
+    std::vector<float> x(logits, logits + vocabulary);
+    adjust(x, in, row);
+    if (filtered) token = draw_filtered(x, in, row);
+    else sample_slice(x.data(), 0, vocabulary, in, row, &best, &token);
+  }
+  out.token[row] = token;
+  if (in.logprobs[row] >= 0) log_probabilities(logits, vocabulary, in, row, out);
+}
+
+}  // namespace slip

@@ -1,0 +1,36 @@
+// Sampling: adjust, filter, add noise, take the largest.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace slip {
+
+// Settings of the rows to draw for; arrays are [rows]. `adjust` is in CSR form.
+struct SampleInput {
+  int rows;
+  const float *temperature, *top_p, *min_p;
+  const int32_t *top_k, *choice, *position, *stream, *logprobs;
+  const uint64_t* seed;
+  const int32_t *adjust_start, *adjust_token;
+  const float *adjust_mul, *adjust_add;
+  const int32_t *allowed_start, *allowed_token;  // CSR; an empty list allows all
+};
+
+// Outcomes, [rows] and [rows, most].
+struct SampleOutput {
+  int most;
+  int32_t* token;
+  float* logprob;
+  int32_t* top_tokens;
+  float* top_logprobs;
+};
+
+// Draw row `row` from logits [vocabulary]; called by one thread.
+void sample_row(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out);
+// Whether a row can be drawn in slices of the vocabulary: no filter, no adjustment, no log-probabilities.
+bool sliceable(const SampleInput& in, int row);
+void sample_slice(const float* logits, int first, int n, const SampleInput& in, int row, float* best, int* index);
+
+}  // namespace slip

@@ -1,0 +1,14 @@
+// Kernels for AVX2 with FMA and F16C.
+#include "../kernels.hpp"
+using namespace slip;
+#define SLIP_PREFETCH 4096
+#include "../vec/avx2.hpp"
+#include "../kernels/math.inl"
+#include "../kernels/rows.inl"
+#include "../kernels/dots_avx2.inl"
+#include "../kernels/linear.inl"
+#include "../kernels/attention.inl"
+#include "../kernels/sample.inl"
+#define SLIP_TABLE kAvx2Kernels
+#define SLIP_NAME "avx2"
+#include "../kernels/table.inl"

@@ -1,0 +1,14 @@
+// Kernels in plain C++, for any processor.
+#include "../kernels.hpp"
+using namespace slip;
+#define SLIP_PREFETCH 0
+#include "../vec/scalar.hpp"
+#include "../kernels/math.inl"
+#include "../kernels/rows.inl"
+#include "../kernels/dots_scalar.inl"
+#include "../kernels/linear.inl"
+#include "../kernels/attention.inl"
+#include "../kernels/sample.inl"
+#define SLIP_TABLE kScalarKernels
+#define SLIP_NAME "scalar"
+#include "../kernels/table.inl"

@@ -1,0 +1,5 @@
+"""The native backend: a program replayed by one C++ call per step, on the best instruction set there is."""
+
+from slipstream.kernels.native.executable import NativeBackend, NativeExecutable
+
+__all__ = ["NativeBackend", "NativeExecutable"]

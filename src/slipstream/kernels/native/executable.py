@@ -1,0 +1,229 @@
+"""NativeBackend and NativeExecutable: packed weights, the cache and the compiled program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream import __version__
+from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepOutput
+from slipstream.kernels.native import _native
+from slipstream.kernels.native.cache import LayerCache
+from slipstream.kernels.native.compile import Compiler, Operands
+from slipstream.kernels.native.pack_cache import PackCache, cache_key, layout
+from slipstream.kernels.native.packing import LAYOUT, Packing, Quantization, pack, plan
+from slipstream.models.weights import WeightSource
+from slipstream.program import BLOCK_SLOTS, Program, Rows
+from slipstream.program.sampling import DrawColumns, Drawn
+
+Float32Array = npt.NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+MAX_ROWS = 512
+ACTIVATION_RULE = "int8 symmetric, groups of 32"
+
+
+def default_threads() -> int:
+    """SLIPSTREAM_THREADS, or the cores this process may use."""
+    named = os.environ.get("SLIPSTREAM_THREADS")
+    if not named:
+        return _native.usable_cores()
+    if not named.isdigit() or not 1 <= int(named) <= 1024:
+        raise UsageError(f"SLIPSTREAM_THREADS must be a number from 1 to 1024, not {named!r}")
+    return int(named)
+
+
+class NativeExecutable:
+    """A compiled program. Not safe for use by two threads at once."""
+
+    def __init__(
+        self,
+        program: Program,
+        executor: _native.Executor,
+        packings: list[Packing],
+        caches: dict[tuple[int, int], LayerCache],
+        blocks: int,
+    ):
+        self.program, self.executor, self.packings = program, executor, packings
+        self.caches, self.blocks = caches, blocks
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return _native.isa()
+
+    @property
+    def numerics(self) -> str:
+        """Build, instruction set and activation rule."""
+        return f"native-{__version__}-layout{LAYOUT}-{self.isa}-{ACTIVATION_RULE}"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Packed bytes that a one-row step reads."""
+        return self.executor.weight_bytes
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a step."""
+        return self.executor.max_rows
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds of the last step by kind of work, on the critical path."""
+        return self.executor.phase_seconds
+
+    def read_weights(self) -> float:
+        """Seconds that reading all weights takes when nothing is computed: the ceiling's measure."""
+        return self.executor.read_weights()
+
+    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
+        """Compute the rows; draw a token for every logit row if `draws` are given."""
+        wanted = rows.logit_rows
+        columns = (
+            rows.sequence,
+            rows.token,
+            rows.position,
+            rows.slot,
+            rows.parent,
+            rows.block_tables,
+            wanted,
+        )
+        drawn = None
+        if draws is None or not len(wanted):
+            self.executor.step(*columns)
+        else:
+            drawn = self._step_sampled(columns, draws)
+        scores = None
+        if logits:
+            scores = np.empty((len(wanted), self.program.vocabulary), np.float32)
+            self.executor.copy_logits(scores)
+        return StepOutput(drawn, scores, self._taps(len(rows)))
+
+    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy cache blocks, pairs [n, 2] of (from, to)."""
+        for cache in self.caches.values():
+            cache.copy(pairs, self.blocks)
+
+    def _step_sampled(self, columns: tuple[npt.NDArray[np.int32], ...], draws: DrawColumns) -> Drawn:
+        n = len(draws)
+        most = max(0, int(draws.logprobs.max(initial=0)))
+        out = Drawn(
+            np.empty(n, np.int32),
+            np.full(n, np.nan, np.float32),
+            np.full((n, most), -1, np.int32),
+            np.full((n, most), np.nan, np.float32),
+        )
+        allowed = [token for tokens in draws.allowed for token in tokens]
+        allowed_start = np.cumsum([0, *(len(tokens) for tokens in draws.allowed)]).astype(np.int32)
+        self.executor.step_sampled(
+            *columns,
+            draws.temperature,
+            draws.top_p,
+            draws.min_p,
+            draws.top_k,
+            draws.choice,
+            draws.position,
+            draws.stream,
+            draws.logprobs,
+            draws.seed,
+            draws.adjust_start,
+            draws.adjust_token,
+            draws.adjust_mul,
+            draws.adjust_add,
+            allowed_start,
+            np.array(allowed, np.int32),
+            out.token,
+            out.logprob,
+            out.top_tokens,
+            out.top_logprobs,
+        )
+        return out
+
+    def _taps(self, rows: int) -> dict[str, Float32Array]:
+        from slipstream.program import ops
+
+        taps = {}
+        for index, op in enumerate(op for op in self.program.ops if isinstance(op, ops.Tap)):
+            values = np.empty(rows * self.program.widths[op.x], np.float32)
+            self.executor.copy_tap(index, values)
+            taps[op.name] = values.reshape(rows, -1)
+        return taps
+
+
+class NativeBackend:
+    """Packs weights (or finds them packed) and compiles programs for this processor."""
+
+    name = "native"
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        max_rows: int = MAX_ROWS,
+        quantization: Quantization = "none",
+        files: tuple[Path, ...] = (),
+        progress: Progress | None = None,
+    ):
+        """`files` are the weights' own, for the pack cache's key; without them nothing is cached.
+
+        `progress` is called with packed bytes and their total.
+        """
+        self.threads = threads or default_threads()
+        self.max_rows, self.quantization = max_rows, quantization
+        self.files, self.progress = files, progress
+
+    def compile(self, program: Program, weights: WeightSource, blocks: int) -> NativeExecutable:
+        """Load the weights and set up a cache of `blocks` blocks."""
+        if program.shard.size > 1:
+            raise UsageError("the native backend runs whole models; a shard plan of 1 is needed")
+        packings = [
+            plan(use, weights, program.shard, self.quantization)
+            for use in program.weights.values()
+            if use.role != "vector"
+        ]
+        matrices = self._matrices(packings, weights, program)
+        vectors = {
+            use.name: weights.float32(use, program.shard)
+            for use in program.weights.values()
+            if use.role == "vector"
+        }
+        caches = {
+            (index, layer): LayerCache.allocate(group, blocks)
+            for index, group in enumerate(program.cache)
+            for layer in range(group.layers)
+        }
+        executor = _native.Executor(self.threads, self.max_rows)
+        executor.set_blocks(blocks)
+        max_len = blocks * BLOCK_SLOTS
+        Compiler(program, Operands(matrices, vectors, caches, max_len), executor).compile()
+        return NativeExecutable(program, executor, packings, caches, blocks)
+
+    def _matrices(
+        self, packings: list[Packing], weights: WeightSource, program: Program
+    ) -> dict[str, _native.Matrix]:
+        offsets, size = layout(packings)
+        data = _native.allocate(size)
+        parts = {p.use.name: (offsets[p.use.name], p.nbytes) for p in packings}
+        matrices = {
+            p.use.name: _native.Matrix(
+                p.format, *p.use.shape, data[offsets[p.use.name] : offsets[p.use.name] + p.nbytes]
+            )
+            for p in packings
+        }
+        shard = program.shard
+        cache = PackCache(cache_key(self.files, packings, (shard.rank, shard.size))) if self.files else None
+        if cache and cache.load(data, parts):
+            return matrices
+        packer, done = _native.Packer(self.threads), 0
+        for packing in packings:
+            pack(packing, weights, shard, packer, matrices[packing.use.name])
+            done += packing.nbytes
+            if self.progress:
+                self.progress(done, size)
+        if cache:
+            cache.save(data, parts)
+        return matrices

@@ -1,0 +1,121 @@
+"""Packed weights on disk: the second start reads them instead of packing again.
+
+A file is magic, header length, JSON header, then the matrices' bytes. Its key names the source files
+(size, time), the packed layout and every matrix; each matrix has a checksum. Anything that does not fit
+is packed anew; a disk that is full costs a warning, no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.kernels.native import _native
+from slipstream.kernels.native.packing import LAYOUT, Packing
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"SLIPPACK"
+ALIGNMENT = 4096
+MAX_HEADER = 1 << 26
+KEEP = 8
+"""Packed models kept; the one used longest ago goes first."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def cache_folder() -> Path:
+    """Where Slipstream keeps what it can make again: SLIPSTREAM_CACHE or the user's cache folder."""
+    named = os.environ.get("SLIPSTREAM_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(named) if named else (Path(base) if base else Path.home() / ".cache") / "slipstream"
+
+
+def cache_key(files: Sequence[Path], packings: Sequence[Packing], shard: tuple[int, int]) -> str:
+    """Names the content: equal keys mean equal packed bytes."""
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    parts = [(p.use.name, p.format, p.use.shape, p.through_float) for p in packings]
+    return hashlib.sha256(repr((LAYOUT, stats, parts, shard)).encode()).hexdigest()
+
+
+def layout(packings: Sequence[Packing]) -> tuple[dict[str, int], int]:
+    """Offset of each matrix in one buffer, and the buffer's size."""
+    offsets, at = {}, 0
+    for packing in packings:
+        offsets[packing.use.name] = at
+        at += -(-packing.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, at
+
+
+class PackCache:
+    """The cache file of one key."""
+
+    def __init__(self, key: str, folder: Path | None = None):
+        self.key = key
+        self.path = (folder or cache_folder() / "packed") / f"{key[:32]}.pack"
+
+    def load(self, into: Bytes, parts: Mapping[str, tuple[int, int]]) -> bool:
+        """Read the file into `into`; `parts` is (offset, bytes) by name. False if it is not to be used."""
+        try:
+            with self.path.open("rb") as file:
+                sums = self._read_header(file, len(into))
+                if sums is None or file.readinto(memoryview(into)) != len(into):
+                    return False
+        except OSError:
+            return False
+        for name, (offset, size) in parts.items():
+            if sums.get(name) != _native.checksum(into[offset : offset + size]):
+                log.warning("packed weights %s are damaged (%s); packing again", self.path, name)
+                return False
+        os.utime(self.path)
+        return True
+
+    def save(self, data: Bytes, parts: Mapping[str, tuple[int, int]]) -> None:
+        """Write the file whole or not at all."""
+        sums = {name: _native.checksum(data[at : at + size]) for name, (at, size) in parts.items()}
+        header = json.dumps({"key": self.key, "bytes": len(data), "sums": sums}).encode()
+        header += b" " * (-(len(MAGIC) + 8 + len(header)) % ALIGNMENT)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, suffix=".part", delete=False) as file:
+                try:
+                    file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+                    file.write(memoryview(data))
+                    os.replace(file.name, self.path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+            self._forget_old()
+        except OSError as error:
+            log.warning("packed weights are not kept: %s", error)
+
+    def _read_header(self, file: BinaryIO, size: int) -> dict[str, Any] | None:
+        if file.read(len(MAGIC)) != MAGIC:
+            return None
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER:
+            return None
+        try:
+            header = json.loads(file.read(length))
+            if header["key"] != self.key or header["bytes"] != size:
+                return None
+            return dict(header["sums"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _forget_old(self) -> None:
+        for path in list(self._by_age())[KEEP:]:
+            path.unlink(missing_ok=True)
+
+    def _by_age(self) -> Iterator[Path]:
+        files = [(path.stat().st_mtime, path) for path in self.path.parent.glob("*.pack")]
+        return (path for _, path in sorted(files, reverse=True))

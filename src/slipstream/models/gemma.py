@@ -1,0 +1,112 @@
+"""Gemma 2 and 3: four norms a layer, local and global layers, scaled embeddings, soft caps or q/k norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.errors import UnsupportedModelError
+from slipstream.models import blocks, read_gguf, read_hf
+from slipstream.models.config import Fields, ModelConfig
+from slipstream.program import Recorder
+from slipstream.weights import Checkpoint
+
+GEMMA2_PATTERN = 2
+GEMMA3_PATTERN = 6
+LOCAL_THETA = 10_000.0
+"""Gemma 3's local layers keep this base; older GGUF files do not say so."""
+
+
+def _shared(values: dict[str, Any], f: Fields, activation: str, pattern: int) -> dict[str, Any]:
+    if activation not in ("gelu_pytorch_tanh", "gelu_tanh"):
+        raise UnsupportedModelError(f"{f.path}: activation {activation[:40]!r} is not Gemma's")
+    return values | {
+        "post_norms": True,
+        "activation": "gelu_tanh",
+        "embed_scale": float(values["hidden"]) ** 0.5,
+        "windows": _pattern(values["layers"], pattern),
+    }
+
+
+def _pattern(layers: int, every: int, window: int | None = None) -> tuple[int | None, ...]:
+    """Every `every`-th layer is global, the others have the window."""
+    return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
+
+
+def _from_hf(f: Fields, architecture: str, pattern: int) -> dict[str, Any]:
+    text = f.section("text_config") if "text_config" in f else f
+    values = read_hf.common(text, architecture)
+    activation = text.get("hidden_activation", text.get("hidden_act", "gelu_pytorch_tanh"))
+    values = _shared(values, f, str(activation), pattern)
+    every = text.integer("sliding_window_pattern", pattern)
+    local = [(layer + 1) % every != 0 for layer in range(values["layers"])]
+    return values | {
+        "windows": read_hf.windows(text, values["layers"], local),
+        "attention_scale": text.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "tied_head": text.flag("tie_word_embeddings", True),
+        "attention_softcap": text.optional_number("attn_logit_softcapping"),
+        "final_softcap": text.optional_number("final_logit_softcapping"),
+        "qkv_bias": text.flag("attention_bias", False),
+    }
+
+
+def gemma2_from_hf(f: Fields) -> ModelConfig:
+    """Config of Gemma2ForCausalLM."""
+    return ModelConfig(**_from_hf(f, "gemma2", GEMMA2_PATTERN))
+
+
+def gemma3_from_hf(f: Fields) -> ModelConfig:
+    """Config of Gemma3ForCausalLM, and of the text part of Gemma3ForConditionalGeneration."""
+    text = f.section("text_config") if "text_config" in f else f
+    values = _from_hf(f, "gemma3", GEMMA3_PATTERN)
+    local = read_hf.rope(text, values["head_dim"], "sliding_attention", "rope_local_base_freq")
+    return ModelConfig(**values | {"qk_norm": True, "local_rope": local})
+
+
+def _gguf_scale(values: dict[str, Any], layers_of_27b: int) -> float:
+    """The 27B models scale by hidden / heads instead of the head's width; the file does not say so."""
+    large = values["layers"] == layers_of_27b
+    return float((values["hidden"] / values["heads"] if large else values["head_dim"]) ** -0.5)
+
+
+def gemma2_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
+    """Config of the "gemma2" architecture."""
+    values = read_gguf.common(f, checkpoint, "gemma2")
+    window = f.integer("attention.sliding_window", 4096)
+    values = _shared(values, f, "gelu_tanh", GEMMA2_PATTERN) | {
+        "windows": _pattern(values["layers"], GEMMA2_PATTERN, window),
+        "attention_scale": _gguf_scale(values, 46),
+        "attention_softcap": f.number("attn_logit_softcapping", 50.0),
+        "final_softcap": f.number("final_logit_softcapping", 30.0),
+    }
+    return ModelConfig(**values)
+
+
+def gemma3_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
+    """Config of the "gemma3" architecture."""
+    values = read_gguf.common(f, checkpoint, "gemma3")
+    window = f.integer("attention.sliding_window")
+    values = _shared(values, f, "gelu_tanh", GEMMA3_PATTERN) | {
+        "windows": _pattern(values["layers"], GEMMA3_PATTERN, window),
+        "attention_scale": _gguf_scale(values, 62),
+        "final_softcap": f.optional_number("final_logit_softcapping"),
+        "qk_norm": True,
+        "local_rope": read_gguf.RopeConfig(
+            values["rope"].dim, f.number("rope.freq_base_swa", LOCAL_THETA)
+        ),
+    }
+    return ModelConfig(**values)
+
+
+def record(p: Recorder, c: ModelConfig, max_len: int) -> None:
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))."""
+    x = blocks.embed(p, c)
+    for layer in range(c.layers):
+        at = f"layers.{layer}"
+        p.tap(x, layer)
+        h = blocks.norm(p, c, x, f"{at}.attn_norm")
+        h = blocks.attention(p, c, layer, h, max_len)
+        x = p.add(x, blocks.norm(p, c, h, f"{at}.attn_post_norm"))
+        h = blocks.norm(p, c, x, f"{at}.ffn_norm")
+        h = blocks.mlp(p, c, layer, h)
+        x = p.add(x, blocks.norm(p, c, h, f"{at}.ffn_post_norm"))
+    blocks.head(p, c, x)

@@ -1,0 +1,26 @@
+"""Phi-3 and Phi-4-mini: Llama's blocks with fused projections on disk and longrope."""
+
+from __future__ import annotations
+
+from slipstream.models import read_gguf, read_hf
+from slipstream.models.config import Fields, ModelConfig
+from slipstream.models.llama import record
+from slipstream.weights import Checkpoint
+
+__all__ = ["from_gguf", "from_hf", "record"]
+
+
+def from_hf(f: Fields) -> ModelConfig:
+    """Config of Phi3ForCausalLM."""
+    values = read_hf.common(f, "phi3")
+    sliding = "sliding_window" in f
+    values["windows"] = read_hf.windows(f, values["layers"], [sliding] * values["layers"])
+    return ModelConfig(**values)
+
+
+def from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
+    """Config of the "phi3" architecture."""
+    values = read_gguf.common(f, checkpoint, "phi3")
+    if f.get("attention.sliding_window"):
+        values["windows"] = (f.integer("attention.sliding_window"),) * values["layers"]
+    return ModelConfig(**values)

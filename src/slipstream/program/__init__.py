@@ -1,0 +1,36 @@
+"""The inner language: op set, tensor formats, rows and step shapes, cache specs, the recorder."""
+
+from slipstream.program import ops
+from slipstream.program.cache import (
+    BLOCK_SLOTS,
+    CacheGroup,
+    CacheSpec,
+    GroupKind,
+    KVFormat,
+    Namespace,
+)
+from slipstream.program.formats import TENSOR_TYPES, TensorType
+from slipstream.program.program import Program, Recorder, ShardPlan, WeightUse
+from slipstream.program.rows import NO_PARENT, SAMPLED, Row, Rows
+from slipstream.program.shape import StepShape
+
+__all__ = [
+    "BLOCK_SLOTS",
+    "NO_PARENT",
+    "SAMPLED",
+    "TENSOR_TYPES",
+    "CacheGroup",
+    "CacheSpec",
+    "GroupKind",
+    "KVFormat",
+    "Namespace",
+    "Program",
+    "Recorder",
+    "Row",
+    "Rows",
+    "ShardPlan",
+    "StepShape",
+    "TensorType",
+    "WeightUse",
+    "ops",
+]

@@ -1,0 +1,93 @@
+"""Row and Rows: the tokens one step computes, and where their keys and values go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+SAMPLED = -1
+"""A row's token when it is the one its sequence sampled in the last step."""
+
+NO_PARENT = -1
+"""A row's parent when its predecessor is already in the cache (or it is at position 0)."""
+
+
+class Row(NamedTuple):
+    """One token of one sequence in a step.
+
+    `parent` is the index, within the step, of the row that holds the token just before this one; it
+    is what makes a span a chain or a tree. A row sees the positions its sequence had cached before
+    the step, its ancestors, and itself.
+    """
+
+    sequence: int
+    token: int
+    position: int
+    slot: int
+    parent: int = NO_PARENT
+    wants_logits: bool = False
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one step as columns, each of shape [rows]; spans are contiguous.
+
+    `block_tables` is [sequences, blocks] int32 (unused entries are -1): the blocks that hold the
+    positions cached before the step, and those the step writes. `Row.sequence` indexes it.
+    """
+
+    sequence: Int32Array
+    token: Int32Array
+    position: Int32Array
+    slot: Int32Array
+    parent: Int32Array
+    wants_logits: npt.NDArray[np.bool_]
+    adapter: Int32Array
+    block_tables: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @property
+    def logit_rows(self) -> Int32Array:
+        """Indices of the rows that want logits, in order."""
+        return np.flatnonzero(self.wants_logits).astype(np.int32)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], block_tables: Sequence[Sequence[int]]) -> Rows:
+        """Columns from single rows. Raises ValueError if the rows contradict one another."""
+        width = max((len(table) for table in block_tables), default=0)
+        tables = np.full((len(block_tables), width), -1, np.int32)
+        for index, table in enumerate(block_tables):
+            tables[index, : len(table)] = table
+        columns = np.array([row[:5] for row in rows], np.int32).reshape(-1, 5).T
+        result = cls(
+            *(np.ascontiguousarray(column) for column in columns),
+            wants_logits=np.array([row.wants_logits for row in rows], np.bool_),
+            adapter=np.array([row.adapter for row in rows], np.int32),
+            block_tables=tables,
+        )
+        result.check()
+        return result
+
+    def check(self) -> None:
+        """Raise ValueError if a span is split, a parent is wrong, or a slot is written twice."""
+        starts = np.flatnonzero(np.diff(self.sequence, prepend=-1))
+        if len(np.unique(self.sequence[starts])) != len(starts):
+            raise ValueError("the rows of a sequence must be contiguous")
+        if len(np.unique(self.slot)) != len(self.slot):
+            raise ValueError("two rows of a step write the same slot")
+        for index, parent in enumerate(self.parent):
+            if parent == NO_PARENT:
+                continue
+            if not 0 <= parent < index or self.sequence[parent] != self.sequence[index]:
+                raise ValueError(f"row {index}: parent {parent} is no earlier row of its sequence")
+            if self.position[parent] + 1 != self.position[index]:
+                raise ValueError(f"row {index}: position does not follow its parent's")

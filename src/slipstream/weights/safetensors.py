@@ -1,0 +1,118 @@
+"""safetensors over mmap, one file or several: the header is checked before any of it is used.
+
+The format's own library has no zero-copy view of bfloat16 for numpy, which the packer needs.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import ModelFileError
+from slipstream.program import TENSOR_TYPES
+from slipstream.weights.gguf import map_file
+from slipstream.weights.store import Checkpoint, StoredTensor
+
+MAX_HEADER = 100_000_000
+MAX_FILES = 1_000
+
+
+def load_json(path: Path, data: bytes | None = None, field: str = "json") -> dict[str, Any]:
+    """A JSON object from a file, or from `data`. Raises ModelFileError."""
+    try:
+        value = json.loads(path.read_bytes() if data is None else data, parse_constant=_no_constant)
+    except OSError as error:
+        raise ModelFileError(path, "file", error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(path, field, f"is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(path, field, "is not a JSON object")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    if name == "NaN":
+        raise ValueError("NaN is not a number")
+    return float(name)
+
+
+def _natural(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+    )
+
+
+def _read_one(path: Path) -> dict[str, StoredTensor]:
+    data = map_file(path)
+    if len(data) < 8:
+        raise ModelFileError(path, "header length", "the file is shorter than 8 bytes")
+    length = int.from_bytes(bytes(data[:8]), "little")
+    if length > MAX_HEADER or length > len(data) - 8:
+        raise ModelFileError(path, "header length", f"{length} bytes do not fit into the file")
+    header = load_json(path, bytes(data[8 : 8 + length]), "header")
+    body = data[8 + length :]
+    tensors: dict[str, StoredTensor] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        field = f"tensor {name[:80]!r}"
+        if not isinstance(entry, dict):
+            raise ModelFileError(path, field, "its entry is not an object")
+        kind = TENSOR_TYPES.get(str(entry.get("dtype")))
+        if kind is None or kind.block != 1:
+            raise ModelFileError(path, field, f"dtype {str(entry.get('dtype'))[:40]!r} is not supported")
+        shape, offsets = entry.get("shape"), entry.get("data_offsets")
+        if not _natural(shape) or len(shape) > 8:
+            raise ModelFileError(path, field, "shape is not a list of up to 8 natural numbers")
+        if not _natural(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            raise ModelFileError(path, field, "data_offsets is not a pair of rising numbers")
+        numbers = 1
+        for dim in shape:
+            numbers *= dim
+        begin, end = offsets
+        if end - begin != kind.nbytes(numbers):
+            raise ModelFileError(path, field, f"shape {shape} does not fill {end - begin} bytes")
+        if end > len(body):
+            raise ModelFileError(path, field, f"ends at {end}, the file has {len(body)} bytes of data")
+        spans.append((begin, end, name))
+        tensors[name] = StoredTensor(name, kind, tuple(shape), body[begin:end])
+    spans.sort()
+    for (_, stop, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+        if begin < stop:
+            raise ModelFileError(path, f"tensor {second[:80]!r}", f"overlaps tensor {first[:80]!r}")
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelFileError(folder, "weights", "there is no .safetensors file in this folder")
+        return files
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelFileError(index, "weight_map", "is not an object")
+    names = sorted({str(value) for value in weight_map.values()})
+    if len(names) > MAX_FILES:
+        raise ModelFileError(index, "weight_map", f"names {len(names)} files, more than {MAX_FILES}")
+    for name in names:
+        if Path(name).name != name:
+            raise ModelFileError(index, "weight_map", f"{name[:80]!r} is not a plain file name")
+    return [folder / name for name in names]
+
+
+def read_safetensors(folder: Path) -> Checkpoint:
+    """Open a folder with config.json and safetensors. Raises ModelFileError."""
+    metadata = load_json(folder / "config.json")
+    files = _weight_files(folder)
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, tensor in _read_one(path).items():
+            if name in tensors:
+                raise ModelFileError(path, f"tensor {name[:80]!r}", "is also in another file")
+            tensors[name] = tensor
+    return Checkpoint("safetensors", tuple(files), metadata, tensors)

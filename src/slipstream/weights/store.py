@@ -1,0 +1,48 @@
+"""StoredTensor and Checkpoint: what every reader of weight files hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.program import TensorType
+from slipstream.weights.dequantize import dequantize
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in its file. `shape` is row-major; `data` is a view of the mapped bytes [nbytes]."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def float32(self) -> npt.NDArray[np.float32]:
+        """The numbers, dequantised, as float32 of `shape`."""
+        return dequantize(self.data, self.type).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model on disk: its files, what they say about it, and its tensors by name.
+
+    `kind` is "gguf" or "safetensors"; `metadata` is GGUF's key-value part or config.json.
+    """
+
+    kind: str
+    files: tuple[Path, ...]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.data.nbytes for tensor in self.tensors.values())
