@@ -97,6 +97,7 @@ class Executor {
   double read_weights();
   size_t weight_bytes() const;
   void set_blocks(int blocks) { blocks_limit_ = blocks; }
+  int threads() const { return pool_.size(); }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
   const float* logits() const { return logits_.data(); }

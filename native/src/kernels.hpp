@@ -96,6 +96,8 @@ struct Kernels {
   double (*sum_exp)(const float* x, float peak, int n);
   // Read n bytes (a multiple of 256) and fold them into one number: memory bandwidth and nothing else.
   uint32_t (*read)(const uint8_t* p, size_t n);
+  // Multiply and add int8 numbers in registers `rounds` times; returns the operations done (a multiply-add is 2).
+  double (*burn)(long rounds);
 };
 
 // The kernels in use, chosen at load or by `select_kernels`; throws std::runtime_error if `name` is unknown or

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -69,6 +70,21 @@ uint64_t checksum(Array<uint8_t> data) {
   uint64_t sum = n;
   for (uint64_t v : lane) sum = (sum ^ v) * 0xBF58476D1CE4E5B9ull, sum ^= sum >> 31;
   return sum >> 1;
+}
+
+// Operations a second of int8 arithmetic in registers, over all threads together.
+double peak_ops(int threads, double seconds) {
+  Pool pool(threads);
+  long rounds = 1 << 16;
+  for (;;) {
+    std::vector<double> ops(threads);
+    auto start = std::chrono::steady_clock::now();
+    pool.run([&](int t) { ops[t] = kernels().burn(rounds); });
+    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), total = 0;
+    for (double o : ops) total += o;
+    if (took >= seconds) return total / took;
+    rounds *= 2;
+  }
 }
 
 size_t packed_bytes(const std::string& format, int n, int k) { return Matrix{format_of(format), n, k, nullptr}.bytes(); }
@@ -164,6 +180,7 @@ NB_MODULE(_native, m) {
   m.def("usable_cores", &usable_cores);
   m.def("allocate", &allocate, nb::arg("bytes"));
   m.def("checksum", &checksum, nb::arg("data"));
+  m.def("peak_ops", &peak_ops, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 
@@ -227,6 +244,7 @@ NB_MODULE(_native, m) {
       .def("step_sampled", &step_sampled)
       .def("read_weights", [](PyExecutor& s) { nb::gil_scoped_release r; return s.e.read_weights(); })
       .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })
+      .def_prop_ro("threads", [](const PyExecutor& s) { return s.e.threads(); })
       .def_prop_ro("max_rows", [](const PyExecutor& s) { return s.e.max_rows(); })
       .def("copy_logits", [](PyExecutor& s, OutTable<float> out) {
         for (size_t r = 0; r < out.shape(0); ++r) memcpy(out.data() + r * out.shape(1), s.e.logits() + r * s.e.logits_stride(), out.shape(1) * sizeof(float));

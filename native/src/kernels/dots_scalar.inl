@@ -27,3 +27,17 @@ inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q
 }
 
 }  // namespace
+
+namespace {
+
+double burn(long rounds) {
+  volatile int8_t a = 3, b = 5;
+  volatile int32_t sink = 0;
+  int32_t sums[8] = {};
+  for (long i = 0; i < rounds; ++i)
+    for (int& sum : sums) sum += a * b;
+  for (int sum : sums) sink = sink + sum;
+  return rounds * 16.0;
+}
+
+}  // namespace

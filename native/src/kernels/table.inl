@@ -3,6 +3,6 @@ namespace slip {
 extern const Kernels SLIP_TABLE;
 const Kernels SLIP_TABLE = {
     SLIP_NAME, ::linear, ::prepare, ::rmsnorm, ::add, ::gated, ::rope, ::round_bf16, ::kv_write, ::attend,
-    ::merge, ::scale, ::softcap, ::argmax, ::argmax_noise, ::sum_exp, ::read_bytes,
+    ::merge, ::scale, ::softcap, ::argmax, ::argmax_noise, ::sum_exp, ::read_bytes, ::burn,
 };
 }  // namespace slip

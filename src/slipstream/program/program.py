@@ -244,3 +244,5 @@ class Recorder:
         known = self._weights.setdefault(use.name, use)
         if known.shape != use.shape:
             raise ValueError(f"{use.name} is used as {use.shape} and as {known.shape}")
+        if known.role == "embedding":  # a tied head reads all of it
+            self._weights[use.name] = use

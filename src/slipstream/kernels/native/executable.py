@@ -18,7 +18,7 @@ from slipstream.kernels.native.compile import Compiler, Operands
 from slipstream.kernels.native.pack_cache import PackCache, cache_key, layout
 from slipstream.kernels.native.packing import LAYOUT, Packing, Quantization, pack, plan
 from slipstream.models.weights import WeightSource
-from slipstream.program import BLOCK_SLOTS, Program, Rows
+from slipstream.program import BLOCK_SLOTS, Program, Rows, ops
 from slipstream.program.sampling import DrawColumns, Drawn
 
 Float32Array = npt.NDArray[np.float32]
@@ -48,9 +48,11 @@ class NativeExecutable:
         packings: list[Packing],
         caches: dict[tuple[int, int], LayerCache],
         blocks: int,
+        stored_bytes: int,
     ):
         self.program, self.executor, self.packings = program, executor, packings
         self.caches, self.blocks = caches, blocks
+        self.stored_bytes = stored_bytes
 
     @property
     def isa(self) -> str:
@@ -66,6 +68,16 @@ class NativeExecutable:
     def weight_bytes(self) -> int:
         """Packed bytes that a one-row step reads."""
         return self.executor.weight_bytes
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes a token must read at least: the smaller of stored and packed."""
+        return min(self.stored_bytes, self.weight_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Threads that run a step."""
+        return self.executor.threads
 
     @property
     def max_rows(self) -> int:
@@ -145,14 +157,23 @@ class NativeExecutable:
         return out
 
     def _taps(self, rows: int) -> dict[str, Float32Array]:
-        from slipstream.program import ops
-
         taps = {}
         for index, op in enumerate(op for op in self.program.ops if isinstance(op, ops.Tap)):
             values = np.empty(rows * self.program.widths[op.x], np.float32)
             self.executor.copy_tap(index, values)
             taps[op.name] = values.reshape(rows, -1)
         return taps
+
+
+def _stored_bytes(program: Program, weights: WeightSource) -> int:
+    """Bytes in the model file of the matrices that a one-row step reads."""
+    total = 0
+    for use in program.weights.values():
+        if use.role == "matrix":
+            stored = weights.stored(use, program.shard)
+            numbers = use.shape[0] * use.shape[1]
+            total += stored.tensor.type.nbytes(numbers) if stored else numbers * 4
+    return total
 
 
 class NativeBackend:
@@ -200,7 +221,9 @@ class NativeBackend:
         executor.set_blocks(blocks)
         max_len = blocks * BLOCK_SLOTS
         Compiler(program, Operands(matrices, vectors, caches, max_len), executor).compile()
-        return NativeExecutable(program, executor, packings, caches, blocks)
+        return NativeExecutable(
+            program, executor, packings, caches, blocks, _stored_bytes(program, weights)
+        )
 
     def _matrices(
         self, packings: list[Packing], weights: WeightSource, program: Program

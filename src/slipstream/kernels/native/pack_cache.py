@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from slipstream.kernels.native import _native
 from slipstream.kernels.native.packing import LAYOUT, Packing
+from slipstream.paths import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +32,6 @@ KEEP = 8
 """Packed models kept; the one used longest ago goes first."""
 
 Bytes = npt.NDArray[np.uint8]
-
-
-def cache_folder() -> Path:
-    """Where Slipstream keeps what it can make again: SLIPSTREAM_CACHE or the user's cache folder."""
-    named = os.environ.get("SLIPSTREAM_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(named) if named else (Path(base) if base else Path.home() / ".cache") / "slipstream"
 
 
 def cache_key(files: Sequence[Path], packings: Sequence[Packing], shard: tuple[int, int]) -> str:

@@ -1,0 +1,39 @@
+"""The `slipstream` program: its commands, and how errors leave it (2: wrong use, 1: failure)."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from slipstream.cli import bench, chat, generate, pull
+from slipstream.errors import SlipstreamError, UsageError
+
+app = typer.Typer(
+    help="An LLM inference engine that runs against its own ceiling.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("pull")(pull.pull)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Run, and turn errors into a line on standard error and an exit code."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"slipstream: {error}", file=sys.stderr)
+        sys.exit(2)
+    except SlipstreamError as error:
+        print(f"slipstream: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,133 @@
+"""slipstream bench: decode and prefill against the ceiling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.options import (
+    JsonOption,
+    KvCacheDtype,
+    ModelArgument,
+    Quantization,
+    Threads,
+    load_options,
+    progress_bar,
+    table,
+)
+from slipstream.errors import UsageError
+
+app = typer.Typer(help="Measure decode and prefill against the ceiling.", no_args_is_help=True)
+
+Turns = Annotated[int, typer.Option(help="Interleaved turns; figures are medians over them.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")]
+
+
+@app.command()
+def decode(
+    model: ModelArgument,
+    rows: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,2,4,8,16",
+    context: Annotated[int, typer.Option(help="Tokens already in the cache of each sequence.")] = 64,
+    turns: Turns = 9,
+    temperature: Annotated[float, typer.Option()] = 0.7,
+    json_output: JsonOption = False,
+    out: Out = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Whole decode steps, sampling included, between pure reads of the model's own packed bytes."""
+    from dataclasses import replace
+
+    from slipstream.bench.decode import measure
+    from slipstream.engine import load_model
+    from slipstream.program.sampling import SamplingParams
+
+    counts = _counts(rows)
+    if turns < 5 or context < 0:
+        raise UsageError("--turns must be at least 5, --context at least 0")
+    options = load_options(context + 2, kv_cache_dtype, quantization, threads, "native")
+    with progress_bar() as bar:
+        loaded = load_model(model, replace(options, sequences=max(counts)), bar)
+        params = SamplingParams(temperature=temperature)
+        result = measure(loaded, counts, context, turns, params, lambda i, n: bar("measuring", i, n))
+    _report(result, json_output, out)
+    if not json_output:
+        _decode_table(result)
+
+
+@app.command()
+def prefill(
+    model: ModelArgument,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
+    turns: Turns = 5,
+    json_output: JsonOption = False,
+    out: Out = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Prompt processing, beside the peak of the same arithmetic in registers."""
+    from slipstream.bench.prefill import measure
+    from slipstream.engine import load_model
+
+    if turns < 1 or tokens < 1:
+        raise UsageError("--turns and --tokens must be positive")
+    options = load_options(tokens + 1, kv_cache_dtype, quantization, threads, "native")
+    with progress_bar() as bar:
+        loaded = load_model(model, options, bar)
+        result = measure(loaded, tokens, turns, lambda i, n: bar("measuring", i, n))
+    _report(result, json_output, out)
+    if not json_output:
+        rows = [
+            ("tokens/s", f"{result['tok_s']:.0f}"),
+            ("achieved", f"{result['ops'] / 1e12:.3f} TOP/s"),
+            ("peak in registers", f"{result['peak_ops'] / 1e12:.3f} TOP/s"),
+            ("share of the peak", f"{result['fraction_of_peak']:.0%}"),
+        ]
+        table(f"prefill of {tokens} tokens, {result['model']}, {result['isa']}", rows)
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= 512 for count in counts):
+        raise UsageError(f"--rows takes numbers from 1 to 512 with commas, not {text!r}")
+    return counts
+
+
+def _report(result: dict[str, Any], json_output: bool, out: Path | None) -> None:
+    from slipstream.bench.machine import described, save
+
+    full = described(result)
+    if out is not None:
+        save(full, out)
+    if json_output:
+        print(json.dumps(full))
+
+
+def _decode_table(result: dict[str, Any]) -> None:
+    table(
+        f"decode, {result['model']}, context {result['context']}, {result['isa']}",
+        [
+            ("tokens/s at one row", f"{result['tok_s']:.1f}"),
+            ("bytes per token, file", f"{result['file_bytes_per_token'] / 1e6:.1f} MB"),
+            ("bytes per token, packed", f"{result['packed_bytes_per_token'] / 1e6:.1f} MB"),
+            ("pure read", f"{result['read_gb_s']:.1f} GB/s"),
+            ("ceiling", f"{result['ceiling_tok_s']:.1f} tokens/s"),
+            ("share of the ceiling", f"{result['fraction_of_ceiling']:.0%}"),
+        ],
+    )
+    table(
+        "step time by rows",
+        [
+            (n, f"{seconds * 1e3:.2f} ms", f"{result['step_ratio'][n]:.2f}")
+            for n, seconds in result["step_seconds"].items()
+        ],
+        ("rows", "step", "over one row"),
+    )

@@ -1,0 +1,129 @@
+"""slipstream chat: a conversation in the terminal; Ctrl-C stops the answer, not the program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.generate import summary
+from slipstream.cli.options import (
+    Backend,
+    JsonOption,
+    KvCacheDtype,
+    MaxModelLen,
+    ModelArgument,
+    Quantization,
+    Threads,
+    load_options,
+    open_model,
+)
+from slipstream.engine import Engine, Model
+from slipstream.engine.ceiling import Ceiling, measure_ceiling
+from slipstream.errors import UsageError
+from slipstream.program.sampling import SamplingParams
+
+HELP = "/reset forgets the conversation, /save FILE writes it as JSON, /exit leaves; Ctrl-C stops an answer"
+
+
+def chat(
+    model: ModelArgument,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 1024,
+    temperature: Annotated[float, typer.Option()] = 0.7,
+    top_p: Annotated[float, typer.Option("--top-p")] = 0.95,
+    seed: Annotated[int | None, typer.Option()] = None,
+    json_output: JsonOption = False,
+    max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+    backend: Backend = "native",
+) -> None:
+    """Talk to a model. With --json, every answer is one line of JSON."""
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
+    loaded = open_model(model, load_options(max_model_len, kv_cache_dtype, quantization, threads, backend))
+    ceiling = measure_ceiling(loaded)
+    talk = Conversation(loaded, params, system, ceiling, json_output)
+    if sys.stdin.isatty():
+        print(f"{model} on {ceiling.isa if ceiling else backend}. {HELP}", file=sys.stderr)
+    while (line := _read_line()) is not None:
+        try:
+            if line.startswith("/"):
+                if not talk.command(line):
+                    return
+            elif line.strip():
+                talk.answer(line)
+        except UsageError as error:
+            print(f"slipstream: {error}", file=sys.stderr)
+
+
+def _read_line() -> str | None:
+    """A line, or None at the end of input; Ctrl-C at the prompt clears the line."""
+    while True:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+
+
+class Conversation:
+    """The messages so far, and how they grow."""
+
+    def __init__(
+        self,
+        model: Model,
+        params: SamplingParams,
+        system: str | None,
+        ceiling: Ceiling | None,
+        json_output: bool,
+    ):
+        self.model, self.params, self.ceiling, self.json_output = model, params, ceiling, json_output
+        self.engine = Engine(model)
+        self.start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = list(self.start)
+
+    def command(self, line: str) -> bool:
+        """Obey a /command; False ends the program."""
+        name, _, argument = line.partition(" ")
+        match name:
+            case "/exit" | "/quit":
+                return False
+            case "/reset":
+                self.messages = list(self.start)
+            case "/save":
+                if not argument.strip():
+                    raise UsageError("/save needs a file name")
+                try:
+                    Path(argument.strip()).write_text(json.dumps(self.messages, ensure_ascii=False, indent=1))
+                except OSError as error:
+                    raise UsageError(f"/save: {error}") from error
+            case _:
+                raise UsageError(f"no command {name}; {HELP}")
+        return True
+
+    def answer(self, text: str) -> None:
+        """Stream the answer to a message; Ctrl-C keeps what was said so far."""
+        prompt = self.model.chat_prompt([*self.messages, {"role": "user", "content": text}])
+        number = self.engine.add(prompt, self.params)
+        said, reason = "", "abort"
+        try:
+            for chunk in self.engine.run(number):
+                said += chunk.text
+                reason = chunk.finish_reason or reason
+                if not self.json_output:
+                    print(chunk.text, end="", flush=True)
+        except KeyboardInterrupt:
+            self.engine.cancel(number)
+        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
+        timings = self.engine.timings.pop(number)
+        if self.json_output:
+            report = {"text": said, "finish_reason": reason, "decode_tok_s": timings.decode_tok_s}
+            print(json.dumps(report, ensure_ascii=False), flush=True)
+        else:
+            print(f"\n\033[2m{summary(timings, self.ceiling)}\033[0m" if sys.stdout.isatty() else "")

@@ -1,0 +1,185 @@
+"""slipstream generate: one prompt, one or more answers, and how near the ceiling they were written."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.options import (
+    Backend,
+    JsonOption,
+    KvCacheDtype,
+    MaxModelLen,
+    ModelArgument,
+    Quantization,
+    Threads,
+    load_options,
+    open_model,
+)
+from slipstream.engine import Chunk, Engine, Model, Timings
+from slipstream.engine.ceiling import Ceiling, measure_ceiling
+from slipstream.errors import UsageError
+from slipstream.program.sampling import SamplingParams
+
+
+def parse_logit_bias(entries: list[str]) -> dict[int, float]:
+    """["17=-5", …] as {17: -5.0}. Raises UsageError."""
+    result = {}
+    for entry in entries:
+        token, separator, bias = entry.partition("=")
+        try:
+            result[int(token)] = float(bias)
+        except ValueError:
+            separator = ""
+        if not separator:
+            raise UsageError(f"--logit-bias takes TOKEN=BIAS, not {entry!r}")
+    return result
+
+
+def generate(
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - reads standard input.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    top_k: Annotated[int, typer.Option("--top-k", help="0: off.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p")] = 0.95,
+    min_p: Annotated[float, typer.Option("--min-p")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0,
+    logit_bias: Annotated[list[str], typer.Option("--logit-bias", help="TOKEN=BIAS, repeatable.")] = [],  # noqa: B006
+    stop: Annotated[list[str], typer.Option(help="Stop string, repeatable.")] = [],  # noqa: B006
+    min_tokens: Annotated[int, typer.Option("--min-tokens")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many tokens.")] = None,
+    n: Annotated[int, typer.Option("-n", help="Answers.")] = 1,
+    json_output: JsonOption = False,
+    max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+    backend: Backend = "native",
+) -> None:
+    """Write an answer, then say how fast, and how near the memory-bandwidth ceiling."""
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=parse_logit_bias(logit_bias),
+        stop=tuple(stop),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        n=n,
+        seed=seed,
+    )
+    options = load_options(max_model_len, kv_cache_dtype, quantization, threads, backend)
+    started = time.perf_counter()
+    loaded = open_model(model, options)
+    load_seconds = time.perf_counter() - started
+    text = sys.stdin.read() if prompt == "-" else prompt
+    engine = Engine(loaded)
+    number = engine.add(_tokens(loaded, text, chat, system), params)
+    chunks = engine.run(number)
+    if json_output:
+        answers = _collect(chunks, n)
+    else:
+        answers = _show(chunks, n)
+    timings = engine.timings[number]
+    ceiling = measure_ceiling(loaded)
+    if json_output:
+        report = {
+            "model": model,
+            **(answers[0] if n == 1 else {"choices": answers}),
+            "timings": _timings(timings, load_seconds, ceiling),
+        }
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print(f"\n{summary(timings, ceiling)}", file=sys.stderr)
+
+
+def summary(timings: Timings, ceiling: Ceiling | None) -> str:
+    """One line: tokens, speed, and the share of the ceiling."""
+    rate = timings.decode_tok_s
+    line = f"{timings.prompt_tokens} + {timings.generated} tokens, {rate:.0f} tokens/s"
+    if ceiling is None or not rate:
+        return line
+    return (
+        f"{line} = {rate / ceiling.tok_s:.0%} of the ceiling of {ceiling.tok_s:.0f} "
+        f"({ceiling.read_gb_s:.1f} GB/s over {ceiling.bytes_per_token / 1e6:.0f} MB a token; {ceiling.isa})"
+    )
+
+
+def _tokens(model: Model, text: str, chat: bool, system: str | None) -> list[int]:
+    if not chat:
+        if system is not None:
+            raise UsageError("--system needs --chat")
+        return model.tokenizer.encode(text)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return model.chat_prompt(messages)
+
+
+def _collect(chunks: Iterator[Chunk], n: int) -> list[dict[str, Any]]:
+    answers: list[dict[str, Any]] = [
+        {"text": "", "token_ids": [], "finish_reason": None, "logprobs": []} for _ in range(n)
+    ]
+    for chunk in chunks:
+        answer = answers[chunk.choice]
+        answer["text"] += chunk.text
+        answer["token_ids"] += chunk.token_ids
+        answer["finish_reason"] = chunk.finish_reason
+        answer["logprobs"] += [
+            {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in chunk.logprobs
+        ]
+    for answer in answers:
+        if not answer["logprobs"]:
+            del answer["logprobs"]
+    return answers
+
+
+def _show(chunks: Iterator[Chunk], n: int) -> list[dict[str, Any]]:
+    if n > 1:
+        answers = _collect(chunks, n)
+        for index, answer in enumerate(answers):
+            print(f"--- {index}\n{answer['text']}")
+        return answers
+    for chunk in chunks:
+        print(chunk.text, end="", flush=True)
+    print()
+    return []
+
+
+def _timings(timings: Timings, load_seconds: float, ceiling: Ceiling | None) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "load_seconds": load_seconds,
+        "prompt_tokens": timings.prompt_tokens,
+        "generated_tokens": timings.generated,
+        "prefill_seconds": timings.prefill_seconds,
+        "decode_seconds": timings.decode_seconds,
+        "decode_tok_s": timings.decode_tok_s,
+    }
+    if ceiling is not None:
+        report |= {
+            "isa": ceiling.isa,
+            "threads": ceiling.threads,
+            "bytes_per_token": ceiling.bytes_per_token,
+            "read_gb_s": ceiling.read_gb_s,
+            "ceiling_tok_s": ceiling.tok_s,
+            "fraction_of_ceiling": timings.decode_tok_s / ceiling.tok_s,
+        }
+    return report

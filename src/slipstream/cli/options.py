@@ -1,0 +1,111 @@
+"""Options that several commands share, and loading a model with a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.engine import LoadOptions, Model, load_model
+from slipstream.errors import UsageError
+from slipstream.program import KVFormat
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, a folder with safetensors, hf:org/name[@rev], pypi:package==version, or an alias.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Longest context, prompt and answer together.")
+]
+KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="bf16 or int8.")]
+Quantization = Annotated[
+    str, typer.Option("--quantization", help="For models in floats: none, int8 or int4.")
+]
+Threads = Annotated[int | None, typer.Option("--threads", help="Default: all cores this process may use.")]
+Backend = Annotated[str, typer.Option("--backend", help="native, reference or torch.")]
+
+
+def load_options(
+    max_model_len: int | None, kv_cache_dtype: str, quantization: str, threads: int | None, backend: str
+) -> LoadOptions:
+    """Checked options. Raises UsageError."""
+    if kv_cache_dtype not in ("bf16", "int8"):
+        raise UsageError(f"--kv-cache-dtype must be bf16 or int8, not {kv_cache_dtype!r}")
+    if quantization not in ("none", "int8", "int4"):
+        raise UsageError(f"--quantization must be none, int8 or int4, not {quantization!r}")
+    if backend not in ("native", "reference", "torch"):
+        raise UsageError(f"--backend must be native, reference or torch, not {backend!r}")
+    for name, value in (("--max-model-len", max_model_len), ("--threads", threads)):
+        if value is not None and not 1 <= value <= 1 << 24:
+            raise UsageError(f"{name} must be positive, not {value}")
+    return LoadOptions(
+        backend=backend,  # type: ignore[arg-type]
+        max_len=max_model_len,
+        kv_format=KVFormat(kv_cache_dtype),
+        quantization=quantization,  # type: ignore[arg-type]
+        threads=threads,
+    )
+
+
+class _Bar:
+    """A progress bar on standard error, shown only on a terminal and imported only when needed."""
+
+    def __init__(self) -> None:
+        self._progress: Any = None
+        self._task: Any = None
+        self._title = ""
+
+    def __call__(self, title: str, done: int, total: int) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._progress is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._progress = Progress(console=Console(stderr=True), transient=True)
+            self._progress.start()
+        if title != self._title:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task, self._title = self._progress.add_task(title, total=None), title
+        self._progress.update(self._task, completed=done, total=total or None)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+@contextmanager
+def progress_bar() -> Iterator[_Bar]:
+    """A bar that vanishes when the block ends."""
+    bar = _Bar()
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+def open_model(reference: str, options: LoadOptions) -> Model:
+    """Load a model, showing progress on a terminal."""
+    with progress_bar() as bar:
+        return load_model(reference, options, bar)
+
+
+def table(title: str, rows: list[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
+    """Print a table for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, show_header=bool(header), title_justify="left")
+    for index in range(len(header) or len(rows[0])):
+        grid.add_column(header[index] if header else "", justify="left" if index == 0 else "right")
+    for row in rows:
+        grid.add_row(*row)
+    Console().print(grid)

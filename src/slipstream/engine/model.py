@@ -1,0 +1,122 @@
+"""Model: a checkpoint made ready to run: config, tokenizer, compiled program, cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from slipstream.errors import UsageError
+from slipstream.kernels import Executable
+from slipstream.models import ModelConfig, read_config, record_program
+from slipstream.models.weights import ModelWeights
+from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat
+from slipstream.text import ChatTemplate, Tokenizer, load_tokenizer
+from slipstream.weights import Checkpoint
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.references import resolve
+
+BackendName = Literal["native", "reference", "torch"]
+Quantization = Literal["none", "int8", "int4"]
+DEFAULT_MAX_LEN = 4096
+DEFAULT_SEQUENCES = 4
+"""Sequences of full length that the cache holds unless told otherwise."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, done, total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; None means: choose."""
+
+    backend: BackendName = "native"
+    max_len: int | None = None
+    kv_format: KVFormat = KVFormat.BF16
+    quantization: Quantization = "none"
+    threads: int | None = None
+    max_rows: int = 512
+    sequences: int = DEFAULT_SEQUENCES
+    pack_cache: bool = True
+    taps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be stepped."""
+
+    reference: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    executable: Executable
+    cache: CacheSpec
+    blocks: int
+    max_len: int
+    max_rows: int
+    file_bytes: int
+    eos: frozenset[int] = field(default_factory=frozenset)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return self.blocks * self.cache.bytes_per_block
+
+    def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
+        """Token ids of a conversation; special tokens written by users stay text."""
+        if self.template is None:
+            raise UsageError(f"{self.reference} has no chat template; give a plain prompt instead")
+        return self.tokenizer.encode_chat(self.template, messages, **variables)
+
+
+def load_model(
+    reference: str, options: LoadOptions | None = None, progress: Progress | None = None
+) -> Model:
+    """Fetch (if need be), open, pack and compile a model. Raises SlipstreamError with the reason."""
+    options = options or LoadOptions()
+    path = resolve(reference, progress)
+    checkpoint = open_checkpoint(path)
+    config = read_config(checkpoint)
+    max_len = options.max_len or min(config.context, DEFAULT_MAX_LEN)
+    if max_len > config.context:
+        raise UsageError(f"--max-model-len {max_len} is more than the model's context of {config.context}")
+    tokenizer = load_tokenizer(checkpoint)
+    blocks = -(-max_len // BLOCK_SLOTS) * options.sequences
+    kv_format = KVFormat.F32 if options.backend != "native" else options.kv_format
+    program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
+    weights = ModelWeights(config, checkpoint)
+    executable, max_rows = _compile(options, checkpoint, progress)(program, weights, blocks)
+    return Model(
+        reference,
+        config,
+        tokenizer,
+        ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None,
+        executable,
+        program.cache,
+        blocks,
+        max_len,
+        max_rows,
+        sum(file.stat().st_size for file in checkpoint.files),
+        tokenizer.eos,
+    )
+
+
+def _compile(
+    options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None
+) -> Callable[..., tuple[Executable, int]]:
+    """The chosen backend's compile, returning also the most rows of a step."""
+    if options.backend == "native":
+        from slipstream.kernels.native import NativeBackend
+
+        files: tuple[Path, ...] = checkpoint.files if options.pack_cache else ()
+        report = (lambda done, total: progress("packing", done, total)) if progress else None
+        backend = NativeBackend(options.threads, options.max_rows, options.quantization, files, report)
+        return lambda *arguments: (backend.compile(*arguments), options.max_rows)
+    if options.backend == "torch":
+        from slipstream.kernels.torch import TorchBackend
+
+        return lambda *arguments: (TorchBackend().compile(*arguments), options.max_rows)
+    from slipstream.kernels.reference import ReferenceBackend
+
+    return lambda *arguments: (ReferenceBackend().compile(*arguments), options.max_rows)

@@ -1,0 +1,74 @@
+"""Sequence: one choice of a request as the scheduler sees it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from slipstream.program import BLOCK_SLOTS
+from slipstream.program.sampling import Draw, SamplingParams
+
+
+@dataclass
+class Sequence:
+    """Tokens so far, how many of them are in the cache, and the blocks they lie in.
+
+    The one rule: computed tokens catch up with tokens. A prompt chunk, a decode and a recomputation
+    after preemption are the same thing.
+    """
+
+    request: int
+    choice: int
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+    eos: frozenset[int]
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    waits_for: Sequence | None = None
+    counts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def missing(self) -> int:
+        """Tokens not yet computed."""
+        return len(self.tokens) - self.computed
+
+    def slot(self, position: int) -> int:
+        """Cache slot of a position."""
+        return self.blocks[position // BLOCK_SLOTS] * BLOCK_SLOTS + position % BLOCK_SLOTS
+
+    def append(self, token: int) -> None:
+        """Add a drawn token."""
+        self.tokens.append(token)
+        self.counts[token] += 1
+
+    def draw(self) -> Draw:
+        """How the token after the last one is drawn."""
+        return Draw(self.params, self.seed, self.choice, len(self.tokens), adjust=self._adjust())
+
+    def _adjust(self) -> list[tuple[int, float, float]]:
+        p = self.params
+        early = self.generated < p.min_tokens
+        if not (p.has_penalties or p.logit_bias or p.banned_tokens or early):
+            return []
+        multiply: dict[int, float] = {}
+        add: dict[int, float] = {}
+        if p.repetition_penalty != 1.0:
+            multiply = dict.fromkeys(self.tokens, p.repetition_penalty)
+        for token, count in self.counts.items() if p.has_penalties else ():
+            add[token] = -(p.presence_penalty + p.frequency_penalty * count)
+        for token, bias in p.logit_bias.items():
+            add[token] = add.get(token, 0.0) + bias
+        for token in p.banned_tokens:
+            add[token] = -math.inf
+        if early:
+            for token in self.eos.union(p.stop_token_ids):
+                add[token] = -math.inf
+        return [(token, multiply.get(token, 1.0), add.get(token, 0.0)) for token in sorted(multiply.keys() | add.keys())]

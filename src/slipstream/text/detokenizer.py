@@ -1,0 +1,63 @@
+"""Tokens to text, one at a time: never half a character, never one lost; stop strings never leak."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class Detokenizer:
+    """Feeds token bytes through a UTF-8 decoder that keeps unfinished characters back.
+
+    Bytes that can never become a character come out as U+FFFD. `strip_first_space` drops the space that
+    SentencePiece puts before a text.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], strip_first_space: bool = False):
+        self._bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = strip_first_space
+
+    def add(self, token: int) -> str:
+        """Text that the token completes, perhaps none."""
+        raw = self._bytes[token] if 0 <= token < len(self._bytes) else b""
+        if self._strip and raw:
+            raw, self._strip = raw.removeprefix(b" "), False
+        return self._decoder.decode(raw)
+
+    def finish(self) -> str:
+        """What is left: an unfinished character comes out as U+FFFD."""
+        return self._decoder.decode(b"", True)
+
+
+class StopStrings:
+    """Holds back text that may be the beginning of a stop string."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """(text that is safe to show, the stop string that was hit or None)."""
+        text = self._held + text
+        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if hits:
+            at, stop = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            self._held = ""
+            return text[:at], stop
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
+
+    def finish(self) -> str:
+        """Text still held back; no stop string can come of it now."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,219 @@
+"""Tokenizers of GGUF files: byte-level BPE and SentencePiece, rebuilt on Hugging Face `tokenizers`.
+
+Building takes a while for large vocabularies; the result is kept beside the packed weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from slipstream.errors import ModelFileError, UnsupportedModelError
+from slipstream.paths import cache_folder
+from slipstream.text.pretokenizers import PRE_TOKENIZERS
+from slipstream.text.tokenizer import Tokenizer, byte_alphabet
+from slipstream.weights import Checkpoint
+from slipstream.weights.gguf import number_array, string_array
+
+log = logging.getLogger(__name__)
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Token types as GGUF numbers them."""
+
+END_OF_GENERATION = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<EOT>",
+        "<|fim_end|>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+"""Control tokens that end an answer whatever the file's own ids say."""
+
+VERSION = 1
+_SPACE = "▁"
+
+
+def load_gguf(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer in a file's metadata. Raises ModelFileError or UnsupportedModelError."""
+    path, meta = checkpoint.files[0], dict(checkpoint.metadata)
+    tokens = string_array(meta, "tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelFileError(path, "tokenizer.ggml.tokens", "is missing or not a list of strings")
+    types = _types(path, meta, len(tokens))
+    kind = meta.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModelError(f"{path}: tokenizer {str(kind)[:40]!r} is not supported, only gpt2 and llama")
+    byte_level = kind == "gpt2"
+    inner = _built(path, meta, tokens, types, byte_level)
+    special = {token: i for i, token in enumerate(tokens) if types[i] in (CONTROL, UNKNOWN)}
+    bos, eos = _id(meta, "bos", tokens), _id(meta, "eos", tokens)
+    template = meta.get("tokenizer.chat_template")
+    return Tokenizer(
+        inner,
+        _token_bytes(tokens, types, byte_level),
+        special,
+        bos,
+        _ends(meta, tokens, types),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", not byte_level or _adds_bos(meta))),
+        strip_first_space=not byte_level and _adds_space(meta),
+        chat_template=template if isinstance(template, str) else None,
+        names={
+            "bos_token": "" if bos is None else tokens[bos],
+            "eos_token": "" if eos is None else tokens[eos],
+        },
+    )
+
+
+def _types(path: Path, meta: dict[str, Any], count: int) -> list[int]:
+    stored = number_array(meta, "tokenizer.ggml.token_type")
+    if stored is None:
+        return [NORMAL] * count
+    if len(stored) != count:
+        raise ModelFileError(path, "tokenizer.ggml.token_type", f"has {len(stored)} entries for {count} tokens")
+    return [int(value) for value in stored]
+
+
+def _id(meta: dict[str, Any], name: str, tokens: Sequence[str]) -> int | None:
+    value = meta.get(f"tokenizer.ggml.{name}_token_id")
+    return value if isinstance(value, int) and 0 <= value < len(tokens) else None
+
+
+def _adds_bos(meta: dict[str, Any]) -> bool:
+    return PRE_TOKENIZERS.get(str(meta.get("tokenizer.ggml.pre")), PRE_TOKENIZERS["gpt-2"]).ignore_merges
+
+
+def _adds_space(meta: dict[str, Any]) -> bool:
+    return bool(meta.get("tokenizer.ggml.add_space_prefix", True))
+
+
+def _ends(meta: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
+    named = {_id(meta, name, tokens) for name in ("eos", "eot", "eom")} - {None}
+    listed = {
+        i
+        for i, token in enumerate(tokens)
+        if types[i] in (CONTROL, USER_DEFINED) and token in END_OF_GENERATION
+    }
+    return frozenset(i for i in named | listed if i is not None)
+
+
+def _token_bytes(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> list[bytes]:
+    alphabet = byte_alphabet()
+    result = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (CONTROL, UNKNOWN, UNUSED):
+            result.append(b"")
+        elif kind == BYTE:
+            result.append(bytes([int(token[3:5], 16)]))
+        elif kind == USER_DEFINED or not byte_level:
+            result.append(token.replace(_SPACE, " ").encode("utf-8", "surrogateescape"))
+        else:
+            result.append(bytes(alphabet[c] for c in token if c in alphabet))
+    return result
+
+
+def _built(
+    path: Path, meta: dict[str, Any], tokens: Sequence[str], types: Sequence[int], byte_level: bool
+) -> tokenizers.Tokenizer:
+    """The library's object, from the cache if this file's was built before."""
+    stat = path.stat()
+    name = hashlib.sha256(repr((VERSION, path.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()
+    kept = cache_folder() / "tokenizers" / f"{name[:32]}.json"
+    try:
+        return tokenizers.Tokenizer.from_file(str(kept))
+    except Exception:  # the library raises plain Exception for a missing or damaged file
+        pass
+    build = _build_byte_level if byte_level else _build_sentencepiece
+    inner = build(path, meta, list(tokens), list(types))
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        temporary = kept.with_suffix(f".{os.getpid()}")
+        inner.save(str(temporary), pretty=False)
+        temporary.replace(kept)
+    except Exception as error:
+        log.warning("the tokenizer is not kept: %s", error)
+    return inner
+
+
+def _add_tokens(inner: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Control tokens are special; user-defined ones are always matched in text."""
+    inner.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == CONTROL]
+    )
+    inner.add_tokens(
+        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED and t]
+    )
+
+
+def _build_byte_level(
+    path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]
+) -> tokenizers.Tokenizer:
+    name = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
+    if name == "default":
+        name = "gpt-2"
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise UnsupportedModelError(f"{path}: pre-tokenizer {name[:40]!r} is not supported; known: {known}")
+    pre = PRE_TOKENIZERS[name]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges: list[tuple[str, str]] = []
+    for merge in string_array(meta, "tokenizer.ggml.merges"):
+        left, separator, right = merge.partition(" ")
+        if not separator or left + right not in vocabulary or not {left, right} <= vocabulary.keys():
+            raise ModelFileError(path, "tokenizer.ggml.merges", f"{merge[:60]!r} is not made of known tokens")
+        merges.append((left, right))
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
+    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.expressions]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
+    inner.decoder = decoders.ByteLevel()
+    _add_tokens(inner, tokens, types)
+    return inner
+
+
+def _build_sentencepiece(
+    path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]
+) -> tokenizers.Tokenizer:
+    scores = number_array(meta, "tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelFileError(path, "tokenizer.ggml.scores", f"is missing or not of {len(tokens)} numbers")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for i, token in enumerate(tokens):
+        if types[i] != NORMAL:
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                merges.append((-float(scores[i]), vocabulary[left], vocabulary[right], left, right))
+    merges.sort(key=lambda merge: merge[:3])
+    unknown = _id(meta, "unknown", tokens)
+    inner = tokenizers.Tokenizer(
+        models.BPE(
+            vocabulary,
+            [merge[3:] for merge in merges],
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = [normalizers.Prepend(_SPACE)] if _adds_space(meta) else []
+    inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    inner.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_tokens(inner, tokens, types)
+    return inner

@@ -1,0 +1,155 @@
+"""Chat templates in jinja2's sandbox, with limits on size, time and depth; a bad one is a clear error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from slipstream.errors import SlipstreamError
+
+MAX_TEMPLATE = 1 << 20
+MAX_OUTPUT = 16 << 20
+MAX_SECONDS = 2.0
+MAX_RANGE = 100_000
+
+Message = Mapping[str, Any]
+
+
+class TemplateError(SlipstreamError):
+    """A chat template that cannot be used, or that refused the messages."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote; for rendering it changes nothing."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Keep the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Refuses what could take much memory or time in one operation."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiplication that repeats a string or list is limited; powers are not there."""
+        if operator == "**":
+            raise TemplateError("chat template: powers are not allowed")
+        sizes = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
+        times = next((side for side in (left, right) if isinstance(side, int)), 0)
+        if sizes and sizes[0] * max(times, 0) > MAX_OUTPUT:
+            raise TemplateError("chat template: a repetition is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _range(*bounds: int) -> range:
+    result = range(*bounds)
+    if len(result) > MAX_RANGE:
+        raise TemplateError(f"chat template: a range is longer than {MAX_RANGE}")
+    return result
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(f"chat template: {message}")
+
+
+def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(
+        raise_exception=_raise,
+        range=_range,
+        strftime_now=lambda form: datetime.now().strftime(form),
+    )
+    for name in ("lipsum", "cycler", "joiner"):
+        environment.globals.pop(name, None)
+    return environment
+
+
+class ChatTemplate:
+    """A compiled template. Raises TemplateError if the source is too long or not valid."""
+
+    def __init__(self, source: str):
+        if len(source) > MAX_TEMPLATE:
+            raise TemplateError(f"chat template: {len(source)} characters are more than {MAX_TEMPLATE}")
+        self.source = source
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+            raise TemplateError(f"chat template: {error or type(error).__name__}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text. Raises TemplateError if the template fails, or takes too long."""
+        values = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            **variables,
+        }
+        parts, size = [], 0
+        try:
+            with _deadline(time.monotonic() + MAX_SECONDS):
+                for part in self._pieces(values):
+                    size += len(part)
+                    if size > MAX_OUTPUT:
+                        raise TemplateError("chat template: the output is too long")
+                    parts.append(part)
+        except TemplateError:
+            raise
+        except Exception as error:
+            raise TemplateError(f"chat template: {error or type(error).__name__}") from error
+        return "".join(parts)
+
+    def _pieces(self, values: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._template.generate(**values)
+
+
+class _deadline:
+    """Raises TemplateError in this thread's Python code once `until` has passed.
+
+    A trace function sees every line of the compiled template and of what it calls, on any thread and
+    without signals; a single built-in call is bounded by the limits on its operands.
+    """
+
+    def __init__(self, until: float):
+        self.until = until
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        self._thread = threading.get_ident()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > self.until:
+            raise TemplateError(f"chat template: it ran for more than {MAX_SECONDS:g} seconds")
+        return self._trace

