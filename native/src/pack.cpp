@@ -1,123 +1,16 @@
 // Packing: stored blocks or floats into panels, and back to floats.
 //
-// Block layouts are facts of the GGUF format. A lane (one output row of a panel) is packed superblock by
-// superblock: its numbers go into a small Unit first, from there into the interleaved planes.
+// A lane (one output row of a panel) is packed superblock by superblock: its numbers go into a small Unit
+// first, from there into the interleaved planes.
 #include "pack.hpp"
+
+#include "stored.hpp"
 
 #include <cmath>
 #include <cstring>
 
 namespace slip {
 namespace {
-
-// One lane's superblock: up to 256 numbers with their scales.
-struct Unit {
-  int q[256];
-  uint16_t scale, minimum;  // half floats
-  uint8_t sub[8][2];        // per group: (scale, minimum) or the scales of its halves
-};
-
-uint16_t read16(const uint8_t* p) {
-  uint16_t v;
-  memcpy(&v, p, 2);
-  return v;
-}
-
-uint16_t negated(uint16_t half) { return half ^ 0x8000; }
-
-void k_sub_scales(const uint8_t* s, Unit& u) {
-  for (int j = 0; j < 8; ++j) {
-    u.sub[j][0] = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    u.sub[j][1] = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-  }
-}
-
-void read_nibble_block(const uint8_t* nibbles, uint32_t high, Unit& u) {
-  for (int i = 0; i < 16; ++i) {
-    u.q[i] = (nibbles[i] & 15) | (high >> i & 1) << 4;
-    u.q[i + 16] = nibbles[i] >> 4 | (high >> (i + 16) & 1) << 4;
-  }
-}
-
-void read_k_nibbles(const uint8_t* nibbles, const uint8_t* high, Unit& u) {
-  for (int j = 0; j < 4; ++j)
-    for (int l = 0; l < 32; ++l) {
-      int low = nibbles[j * 32 + l] & 15, top = nibbles[j * 32 + l] >> 4;
-      if (high) {
-        low |= (high[l] >> (2 * j) & 1) << 4;
-        top |= (high[l] >> (2 * j + 1) & 1) << 4;
-      }
-      u.q[j * 64 + l] = low;
-      u.q[j * 64 + 32 + l] = top;
-    }
-}
-
-void read_q6_k(const uint8_t* b, Unit& u) {
-  for (int n = 0; n < 2; ++n)
-    for (int l = 0; l < 32; ++l) {
-      const uint8_t *low = b + n * 64, *high = b + 128 + n * 32;
-      int at = n * 128 + l;
-      u.q[at] = (low[l] & 15) | (high[l] & 3) << 4;
-      u.q[at + 32] = (low[l + 32] & 15) | (high[l] >> 2 & 3) << 4;
-      u.q[at + 64] = low[l] >> 4 | (high[l] >> 4 & 3) << 4;
-      u.q[at + 96] = low[l + 32] >> 4 | (high[l] >> 6) << 4;
-    }
-  for (int g = 0; g < 8; ++g) memcpy(u.sub[g], b + 192 + 2 * g, 2);
-  u.scale = read16(b + 208);
-}
-
-constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-// Superblock number `index` of a stored row.
-void read_unit(Stored type, const uint8_t* row, int index, Unit& u) {
-  switch (type) {
-    case Stored::Q4_0: {
-      const uint8_t* b = row + index * 18;
-      u.scale = read16(b);
-      return read_nibble_block(b + 2, 0, u);
-    }
-    case Stored::Q4_1: {
-      const uint8_t* b = row + index * 20;
-      u.scale = read16(b);
-      u.minimum = read16(b + 2);
-      return read_nibble_block(b + 4, 0, u);
-    }
-    case Stored::Q5_0:
-    case Stored::Q5_1: {
-      bool minimum = type == Stored::Q5_1;
-      const uint8_t* b = row + index * (minimum ? 24 : 22);
-      u.scale = read16(b);
-      if (minimum) u.minimum = read16(b + 2);
-      b += minimum ? 4 : 2;
-      uint32_t high;
-      memcpy(&high, b, 4);
-      return read_nibble_block(b + 4, high, u);
-    }
-    case Stored::Q8_0: {
-      const uint8_t* b = row + index * 34;
-      u.scale = read16(b);
-      for (int i = 0; i < 32; ++i) u.q[i] = (int8_t)b[2 + i];
-      return;
-    }
-    case Stored::IQ4_NL: {
-      const uint8_t* b = row + index * 18;
-      u.scale = read16(b);
-      read_nibble_block(b + 2, 0, u);
-      for (int i = 0; i < 32; ++i) u.q[i] = kIq4[u.q[i]];
-      return;
-    }
-    case Stored::Q4_K:
-    case Stored::Q5_K: {
-      bool five = type == Stored::Q5_K;
-      const uint8_t* b = row + index * (five ? 176 : 144);
-      u.scale = read16(b);
-      u.minimum = negated(read16(b + 2));  // stored blocks subtract it, the kernels add
-      k_sub_scales(b + 4, u);
-      return read_k_nibbles(b + (five ? 48 : 16), five ? b + 16 : nullptr, u);
-    }
-    default: return read_q6_k(row + index * 210, u);
-  }
-}
 
 // Quantise `k` floats (k <= inputs of a superblock; the rest count as 0) to the nearest numbers of a plain format.
 void quantize_unit(const IntShape& s, const float* x, int k, Unit& u) {
@@ -250,10 +143,10 @@ bool packs(Stored from, Format to) {
     case Stored::Q4_1: return to == Format::I4M;
     case Stored::Q5_0: return to == Format::I5S;
     case Stored::Q5_1: return to == Format::I5M;
-    case Stored::Q8_0: case Stored::IQ4_NL: return to == Format::I8;
+    case Stored::Q8_0: case Stored::IQ4_NL: case Stored::MXFP4: return to == Format::I8;
     case Stored::Q4_K: return to == Format::I4K;
     case Stored::Q5_K: return to == Format::I5K;
-    case Stored::Q6_K: return to == Format::I6K;
+    case Stored::Q3_K: case Stored::Q6_K: return to == Format::I6K;
   }
   return false;
 }

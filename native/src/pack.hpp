@@ -6,7 +6,7 @@ namespace slip {
 
 // Storage types that are packed without loss; numbers are GGUF's.
 enum class Stored : int {
-  F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, BF16 = 30,
+  F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, BF16 = 30, MXFP4 = 39,
 };
 
 // Where packed rows come from: row i of the matrix is at base + row[i] * stride + offset.
