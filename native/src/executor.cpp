@@ -29,10 +29,12 @@ Phase phase_of(Instruction::Kind kind) {
 Acts make_acts(int rows, int k, bool ints, bool f32, bool bf16, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
   Acts a{rows, (k + kGroup - 1) / kGroup, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   size_t groups = (size_t)rows * a.groups, numbers = groups * kGroup;
-  size_t need = groups * 2 + (f32 ? numbers : 0) + (bf16 ? numbers : 0);
+  // Tiles of 8, 12 or 16 rows may read past the rows there are, into what follows, and drop what comes of it.
+  constexpr size_t kSlack = kTileRows * kGroup;
+  size_t need = groups * 2 + (f32 ? numbers : 0) + (bf16 ? numbers : 0) + kSlack;
   if (floats.size() < need) floats.resize(need);
-  if (ints && q.size() < numbers + 64) q.resize(numbers + 64);
-  if (ints && sums.size() < groups * 2) sums.resize(groups * 2);
+  if (ints && q.size() < numbers + kSlack + 64) q.resize(numbers + kSlack + 64);
+  if (ints && sums.size() < groups * 2 + kSlack) sums.resize(groups * 2 + kSlack);
   float* at = floats.data();
   a.scale = at;
   a.mean = at + groups;

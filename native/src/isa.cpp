@@ -33,28 +33,41 @@ bool has_amx() {
 }
 #endif
 
-struct Available {
+struct List {
   const Kernels* table[4];
   const char* names[4];
   int count = 0;
-  Available() {
-#if defined(__x86_64__)
-#if defined(SLIP_AVX512)
-    if (has_amx()) push(kAmxKernels);
-    if (has_avx512()) push(kAvx512Kernels);
-#endif
-    if (has_avx2()) push(kAvx2Kernels);
-#endif
-    push(kScalarKernels);
-  }
   void push(const Kernels& k) {
     table[count] = &k;
     names[count++] = k.name;
   }
 };
 
-const Available& available() {
-  static const Available list;
+const List& available() {
+  static const List list = [] {
+    List l;
+#if defined(__x86_64__)
+    if (has_amx()) l.push(kAmxKernels);
+    if (has_avx512()) l.push(kAvx512Kernels);
+    if (has_avx2()) l.push(kAvx2Kernels);
+#endif
+    l.push(kScalarKernels);
+    return l;
+  }();
+  return list;
+}
+
+const List& emulated() {
+  static const List list = [] {
+    List l;
+#if defined(SLIP_EMULATED)
+    if (has_avx2()) {
+      l.push(kAvx512EmulatedKernels);
+      l.push(kAmxEmulatedKernels);
+    }
+#endif
+    return l;
+  }();
   return list;
 }
 
@@ -70,11 +83,18 @@ const char* const* available_kernels(int* count) {
   return available().names;
 }
 
+const char* const* emulated_kernels(int* count) {
+  *count = emulated().count;
+  return emulated().names;
+}
+
 const Kernels& select_kernels(const char* name) {
-  for (int i = 0; i < available().count; ++i)
-    if (!strcmp(available().names[i], name)) return *(current() = available().table[i]);
   std::string known;
-  for (int i = 0; i < available().count; ++i) known += std::string(i ? ", " : "") + available().names[i];
+  for (const List* list : {&available(), &emulated()})
+    for (int i = 0; i < list->count; ++i) {
+      if (!strcmp(list->names[i], name)) return *(current() = list->table[i]);
+      known += std::string(known.empty() ? "" : ", ") + list->names[i];
+    }
   throw std::runtime_error("instruction set '" + std::string(name) + "' cannot run here; available: " + known);
 }
 

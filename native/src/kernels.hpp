@@ -106,12 +106,18 @@ const Kernels& kernels();
 const Kernels& select_kernels(const char* name);
 // Names of the instruction sets that can run here, best first.
 const char* const* available_kernels(int* count);
+// Names that can be selected for tests but are never chosen: other sets, emulated.
+const char* const* emulated_kernels(int* count);
 
 extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAmxKernels;
+#if defined(SLIP_EMULATED)
+extern const Kernels kAvx512EmulatedKernels;
+extern const Kernels kAmxEmulatedKernels;
+#endif
 #endif
 
 }  // namespace slip

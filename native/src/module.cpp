@@ -175,6 +175,11 @@ NB_MODULE(_native, m) {
     const char* const* names = available_kernels(&n);
     return std::vector<std::string>(names, names + n);
   });
+  m.def("emulated_isas", [] {
+    int n;
+    const char* const* names = emulated_kernels(&n);
+    return std::vector<std::string>(names, names + n);
+  });
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
   m.def("usable_cores", &usable_cores);

@@ -16,7 +16,7 @@ from tests.blocks import BlockWeights
 from tests.kernels.emulated import EmulatedExecutable
 from tests.stepping import Sequence, advance, run_alone
 
-ISAS = _native.available_isas()
+ISAS = [*_native.available_isas(), *_native.emulated_isas()]
 CONFIGS = {"plain": toys.PLAIN, "windowed": toys.WINDOWED, "wide": toys.WIDE}
 LENGTH = 80
 

@@ -3,7 +3,7 @@
 namespace {
 
 template <IntShape S, int M, int H>
-inline void dots(const uint8_t* sub, const uint8_t* planes, int lane0, const int8_t* q, const int32_t* sum, const int32_t* pair, I (&out)[M][H]) {
+inline void dots(const uint8_t* sub, const uint8_t* planes, int lane0, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
   const __m256i nibble = _mm256_set1_epi8(15);
   for (int h = 0; h < H; ++h) {
     int lane = lane0 + h * W;
@@ -58,7 +58,7 @@ inline void dots(const uint8_t* sub, const uint8_t* planes, int lane0, const int
         if (quad % run == run - 1) total[m] = _mm256_add_epi32(total[m], _mm256_madd_epi16(part[m], quad < 4 ? first : second));
       }
     }
-    for (int m = 0; m < M; ++m) out[m][h].v = total[m];
+    for (int m = 0; m < M; ++m) out[m][h].v = _mm256_cvtepi32_ps(total[m]);
   }
 }
 

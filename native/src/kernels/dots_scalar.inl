@@ -1,4 +1,4 @@
-// Integer dot products of one group in plain C++.
+// Dot products of one group in plain C++: whole numbers below 2^24, so exact as floats.
 namespace {
 
 template <IntShape S> inline int stored_weight(const uint8_t* planes, int lane, int k) {
@@ -11,17 +11,17 @@ template <IntShape S> inline int stored_weight(const uint8_t* planes, int lane, 
 }
 
 template <IntShape S, int M, int H>
-inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q, const int32_t*, const int32_t*, I (&out)[M][H]) {
+inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q, const int32_t*, const int32_t*, F (&out)[M][H]) {
   for (int lane = 0; lane < W; ++lane) {
     int w[kGroup];
     for (int k = 0; k < kGroup; ++k) w[k] = stored_weight<S>(planes, lane, k) - S.zero;
     for (int m = 0; m < M; ++m) {
       int half[2] = {0, 0};
       for (int k = 0; k < kGroup; ++k) half[k / 16] += w[k] * q[m * kGroup + k];
-      if (S.sub == Sub::ScaleMin) out[m][0].v[lane] = sub[lane] * (half[0] + half[1]);
+      if (S.sub == Sub::ScaleMin) out[m][0].v[lane] = (float)(sub[lane] * (half[0] + half[1]));
       else if (S.sub == Sub::HalfScale)
-        out[m][0].v[lane] = (int8_t)sub[lane] * half[0] + (int8_t)sub[16 + lane] * half[1];
-      else out[m][0].v[lane] = half[0] + half[1];
+        out[m][0].v[lane] = (float)((int8_t)sub[lane] * half[0] + (int8_t)sub[16 + lane] * half[1]);
+      else out[m][0].v[lane] = (float)(half[0] + half[1]);
     }
   }
 }

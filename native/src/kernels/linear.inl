@@ -14,15 +14,14 @@ void int_panel(const uint8_t* w, int units, const Acts& a, int r0, int lane0, fl
     F part[M][H], low[M][H];
     const uint8_t* sub = w + S.head_bytes();
     for (int g = 0; g < S.groups; ++g, sub += S.group_bytes(), at += height) {
-      if constexpr (M <= 2)
+      if constexpr (M <= SLIP_PREFETCH_ROWS)
         for (int line = 0; line < S.group_bytes(); line += 64) __builtin_prefetch(sub + SLIP_PREFETCH + line);
-      I d[M][H];
+      F d[M][H];
       dots<S, M, H>(sub, sub + S.sub_bytes(), lane0, a.q + at * kGroup, a.sum + at, a.pair + at, d);
       for (int m = 0; m < M; ++m) {
         F scale = set1f(a.scale[at + m]), mean = set1f(a.mean[at + m]);
         for (int h = 0; h < H; ++h) {
-          F f = to_float(d[m][h]);
-          part[m][h] = g ? fma(f, scale, part[m][h]) : f * scale;
+          part[m][h] = g ? fma(d[m][h], scale, part[m][h]) : d[m][h] * scale;
           if constexpr (S.minimum && S.sub == Sub::ScaleMin) {
             F least = to_float(load_u8(sub + 16 + lane0 + h * W));
             low[m][h] = g ? fma(least, mean, low[m][h]) : least * mean;
@@ -88,6 +87,14 @@ inline void panel_rows(const Matrix& w, int p, const Acts& a, int r, float* y, s
   }
 }
 
+// Rows are taken SLIP_ROWS at a time (what the registers hold), never across a tile of activations.
+template <Format T, int M>
+inline void row_block(int rows, const Matrix& w, int p, const Acts& a, int r, float* y, size_t ldy) {
+  if constexpr (M > 1)
+    if (rows < M) return row_block<T, M - 1>(rows, w, p, a, r, y, ldy);
+  panel_rows<T, M>(w, p, a, r, y, ldy);
+}
+
 template <Format T>
 void linear_format(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r1, float* y, size_t ldy) {
   constexpr int kRows = 64;  // rows whose activations stay in the second-level cache meanwhile
@@ -96,10 +103,9 @@ void linear_format(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r
     for (int p = p0; p < p1; ++p)
       for (int r = top; r < end;) {
         int stop = (r / kTileRows + 1) * kTileRows, left = (stop < end ? stop : end) - r;
-        if (left >= 4) { panel_rows<T, 4>(w, p, a, r, y, ldy); r += 4; }
-        else if (left == 3) { panel_rows<T, 3>(w, p, a, r, y, ldy); r += 3; }
-        else if (left == 2) { panel_rows<T, 2>(w, p, a, r, y, ldy); r += 2; }
-        else { panel_rows<T, 1>(w, p, a, r, y, ldy); r += 1; }
+        if (left > SLIP_ROWS) left = SLIP_ROWS;
+        row_block<T, SLIP_ROWS>(left, w, p, a, r, y, ldy);
+        r += left;
       }
   }
 }

@@ -2,6 +2,8 @@
 #include "../kernels.hpp"
 using namespace slip;
 #define SLIP_PREFETCH 4096
+#define SLIP_PREFETCH_ROWS 2
+#define SLIP_ROWS 4
 #include "../vec/avx2.hpp"
 #include "../kernels/math.inl"
 #include "../kernels/rows.inl"

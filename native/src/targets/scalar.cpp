@@ -2,6 +2,8 @@
 #include "../kernels.hpp"
 using namespace slip;
 #define SLIP_PREFETCH 0
+#define SLIP_PREFETCH_ROWS 0
+#define SLIP_ROWS 4
 #include "../vec/scalar.hpp"
 #include "../kernels/math.inl"
 #include "../kernels/rows.inl"

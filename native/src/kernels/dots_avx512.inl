@@ -1,0 +1,75 @@
+// Dot products of one group with VNNI: unsigned weights times signed activations straight into 32 bits.
+// Whole numbers below 2^24, so scaling them by small integers is exact in floats.
+namespace {
+
+// The weights of inputs 4q..4q+3 of all 16 rows, unsigned; planes that several quads share are loaded once.
+template <IntShape S> struct Quads {
+  const uint8_t* p;
+  __m512i packed, extra;
+  explicit Quads(const uint8_t* planes) : p(planes) {}
+  __m512i operator()(int quad) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    if constexpr (S.bits == 8) return _mm512_xor_si512(_mm512_loadu_si512(p + quad * 64), _mm512_set1_epi8((char)0x80));
+    if (quad % 2 == 0) packed = _mm512_loadu_si512(p + quad / 2 * 64);
+    __m512i w = _mm512_and_si512(quad % 2 ? _mm512_srli_epi16(packed, 4) : packed, nibble);
+    if constexpr (S.bits == 5) {
+      if (quad == 0) extra = _mm512_loadu_si512(p + 256);
+      __m512i bit = quad < 4 ? _mm512_slli_epi16(extra, 4 - quad) : _mm512_srli_epi16(extra, quad - 4);
+      w = _mm512_or_si512(w, _mm512_and_si512(bit, _mm512_set1_epi8(16)));
+    } else if constexpr (S.bits == 6) {
+      if (quad % 4 == 0) extra = _mm512_loadu_si512(p + 256 + quad / 4 * 64);
+      __m512i bits = quad % 4 < 2 ? _mm512_slli_epi16(extra, 4 - quad % 4 * 2) : _mm512_srli_epi16(extra, quad % 4 * 2 - 4);
+      w = _mm512_or_si512(w, _mm512_and_si512(bits, _mm512_set1_epi8(48)));
+    }
+    return w;
+  }
+};
+
+// What is subtracted from every stored weight: signed bytes are read with 128 added.
+template <IntShape S> constexpr int kOffset = S.bits == 8 ? 128 : S.zero;
+
+template <IntShape S, int M, int H>
+inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
+  constexpr bool halves = S.sub == Sub::HalfScale;
+  __m512i total[M], second[M];
+  for (int m = 0; m < M; ++m) {
+    total[m] = _mm512_set1_epi32(halves ? -S.zero * (int16_t)pair[m] : -kOffset<S> * sum[m]);
+    if constexpr (halves) second[m] = _mm512_set1_epi32(-S.zero * (pair[m] >> 16));
+  }
+  Quads<S> weights(planes);
+#pragma GCC unroll 8
+  for (int quad = 0; quad < 8; ++quad) {
+    __m512i w = weights(quad);
+    for (int m = 0; m < M; ++m) {
+      int32_t four;
+      memcpy(&four, q + m * kGroup + quad * 4, 4);
+      __m512i x = _mm512_set1_epi32(four);
+      if (halves && quad >= 4) second[m] = _mm512_dpbusd_epi32(second[m], w, x);
+      else total[m] = _mm512_dpbusd_epi32(total[m], w, x);
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    F f{_mm512_cvtepi32_ps(total[m])};
+    if constexpr (S.sub == Sub::ScaleMin) f = f * to_float(load_u8(sub));
+    if constexpr (halves) f = fma(F{_mm512_cvtepi32_ps(second[m])}, to_float(load_i8(sub + 16)), f * to_float(load_i8(sub)));
+    out[m][0] = f;
+  }
+}
+
+double burn(long rounds) {
+  __m512i w = _mm512_set1_epi8(3), sums[8];
+  for (__m512i& sum : sums) sum = _mm512_set1_epi32(0);
+  for (long i = 0; i < rounds; ++i) {
+    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, w, w);
+    asm volatile("" ::: "memory");
+  }
+  volatile int sink = 0;
+  alignas(64) int32_t lanes[16];
+  for (__m512i& sum : sums) {
+    storei(lanes, I{sum});
+    sink = sink + lanes[0];
+  }
+  return rounds * 8.0 * 128.0;
+}
+
+}  // namespace
