@@ -28,24 +28,16 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types as GGUF numbers them."""
 
 END_OF_GENERATION = frozenset(
-    {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<EOT>",
-        "<|fim_end|>",
-        "<｜end▁of▁sentence｜>",
-    }
+    (
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eom_id|>"),
+        *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]"),
+        *("<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+        *("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    )
 )
 """Control tokens that end an answer whatever the file's own ids say."""
 
-VERSION = 1
+VERSION = 2
 _SPACE = "▁"
 
 
@@ -120,7 +112,9 @@ def _token_bytes(tokens: Sequence[str], types: Sequence[int], byte_level: bool) 
             result.append(b"")
         elif kind == BYTE:
             result.append(bytes([int(token[3:5], 16)]))
-        elif kind == USER_DEFINED or not byte_level:
+        elif kind == USER_DEFINED:
+            result.append(token.encode("utf-8", "surrogateescape"))
+        elif not byte_level:
             result.append(token.replace(_SPACE, " ").encode("utf-8", "surrogateescape"))
         else:
             result.append(bytes(alphabet[c] for c in token if c in alphabet))
@@ -150,22 +144,25 @@ def _built(
     return inner
 
 
-def _add_tokens(inner: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are special; user-defined ones are always matched in text."""
-    inner.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == CONTROL]
-    )
-    inner.add_tokens(
-        [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == USER_DEFINED and t]
-    )
+def _add_tokens(
+    inner: tokenizers.Tokenizer, meta: dict[str, Any], tokens: list[str], types: list[int]
+) -> None:
+    """Control tokens are special, user-defined ones always matched; Phi-3's swallow the space after them."""
+    phi3 = str(meta.get("general.name", "")).lower().replace("-", "").startswith("phi3")
+    plain = ("<unk>", "<s>", "<|endoftext|>")
+    for kinds, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
+        added = [
+            AddedToken(token, special=special, normalized=False, rstrip=phi3 and token not in plain)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in kinds and token
+        ]
+        inner.add_special_tokens(added) if special else inner.add_tokens(added)
 
 
 def _build_byte_level(
     path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]
 ) -> tokenizers.Tokenizer:
-    name = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
-    if name == "default":
-        name = "gpt-2"
+    name = str(meta.get("tokenizer.ggml.pre", "default"))
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise UnsupportedModelError(f"{path}: pre-tokenizer {name[:40]!r} is not supported; known: {known}")
@@ -174,15 +171,14 @@ def _build_byte_level(
     merges: list[tuple[str, str]] = []
     for merge in string_array(meta, "tokenizer.ggml.merges"):
         left, separator, right = merge.partition(" ")
-        if not separator or left + right not in vocabulary or not {left, right} <= vocabulary.keys():
-            raise ModelFileError(path, "tokenizer.ggml.merges", f"{merge[:60]!r} is not made of known tokens")
-        merges.append((left, right))
+        if separator and left + right in vocabulary and {left, right} <= vocabulary.keys():
+            merges.append((left, right))  # others could never produce a token
     inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.ignore_merges))
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.expressions]
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, last])
     inner.decoder = decoders.ByteLevel()
-    _add_tokens(inner, tokens, types)
+    _add_tokens(inner, meta, tokens, types)
     return inner
 
 
@@ -200,8 +196,8 @@ def _build_sentencepiece(
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
-                merges.append((-float(scores[i]), vocabulary[left], vocabulary[right], left, right))
-    merges.sort(key=lambda merge: merge[:3])
+                merges.append((-float(scores[i]), i, cut, left, right))
+    merges.sort()
     unknown = _id(meta, "unknown", tokens)
     inner = tokenizers.Tokenizer(
         models.BPE(
@@ -215,5 +211,5 @@ def _build_sentencepiece(
     prefix = [normalizers.Prepend(_SPACE)] if _adds_space(meta) else []
     inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     inner.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-    _add_tokens(inner, tokens, types)
+    _add_tokens(inner, meta, tokens, types)
     return inner
