@@ -13,7 +13,7 @@ demo: $(VENV)/.base
 	$(BIN)/slipstream generate smollm2-135m --chat --seed 7 -p "Explain in three sentences why the sky is blue."
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest
 
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -m long --durations=10

@@ -1,0 +1,153 @@
+"""Sampling: the native kernels against numpy, the law of the draws, and noise that depends on nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from slipstream.kernels.native import NativeBackend, NativeExecutable, _native
+from slipstream.kernels.reference.noise import gumbel, random_words
+from slipstream.kernels.reference.sampling import draw, keep
+from slipstream.program import CacheGroup, CacheSpec, GroupKind, Recorder, Row, Rows
+from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
+from slipstream.models.weights import ArrayWeights
+
+VOCABULARY = 300
+
+
+def logit_executable(table: np.ndarray) -> NativeExecutable:
+    """A program whose logits for token t are the row t of `table`: an identity head."""
+    rows, vocabulary = table.shape
+    cache = CacheSpec((CacheGroup(GroupKind.FULL, 1, 1, 16, 16),))
+    p = Recorder(cache)
+    x = p.embed("table", rows, vocabulary)
+    p.sample(p.logits(x, "head", vocabulary))
+    weights = ArrayWeights({"table": table, "head": np.eye(vocabulary, dtype=np.float32)})
+    return NativeBackend(2, max_rows=64).compile(p.program(), weights, 64)
+
+
+def rows_of(count: int) -> Rows:
+    return Rows.of([Row(i, i, 0, i * 32, -1, True) for i in range(count)], [[i] for i in range(count)])
+
+
+TABLE = (np.random.default_rng(0).standard_normal((8, VOCABULARY)) * 3).astype(np.float32)
+EXECUTABLE = logit_executable(TABLE)
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 5, 290, 1000]),
+    top_p=st.sampled_from([0.1, 0.7, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5]),
+    logprobs=st.sampled_from([None, 0, 7]),
+    allowed_tokens=st.sampled_from([(), (3, 70, 299)]),
+)
+ADJUST = st.lists(
+    st.tuples(
+        st.integers(0, VOCABULARY - 1), st.sampled_from([1.0, 1.5, 0.5]), st.sampled_from([0.0, -2.0, 8.0, -np.inf])
+    ),
+    max_size=6,
+    unique_by=lambda entry: entry[0],
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1)), min_size=1, max_size=8))
+def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int]]) -> None:
+    draws = DrawColumns.of(
+        [Draw(p, seed, i, 17 + i, adjust=adjust) for i, (p, adjust, seed) in enumerate(requests)]
+    )
+    expected = draw(TABLE[: len(requests)], draws)
+    actual = EXECUTABLE.step(rows_of(len(requests)), draws).drawn
+    assert actual is not None
+    assert actual.token.tolist() == expected.token.tolist()
+    assert np.allclose(actual.logprob, expected.logprob, atol=1e-5, equal_nan=True)
+    assert actual.top_tokens.tolist() == expected.top_tokens.tolist()
+    assert np.allclose(actual.top_logprobs, expected.top_logprobs, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", [*_native.available_isas(), *_native.emulated_isas()])
+def test_draws_are_the_same_on_every_instruction_set(isa: str) -> None:
+    draws = DrawColumns.of([Draw(SamplingParams(), 99, 0, position) for position in range(8)])
+    before = _native.isa()
+    expected = EXECUTABLE.step(rows_of(8), draws).drawn
+    _native.select_isa(isa)
+    try:
+        actual = EXECUTABLE.step(rows_of(8), draws).drawn
+    finally:
+        _native.select_isa(before)
+    assert expected is not None
+    assert actual is not None
+    assert actual.token.tolist() == expected.token.tolist()
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """p-value; rare outcomes are counted together."""
+    common = probabilities * counts.sum() >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(probabilities[common], probabilities[~common].sum()) * counts.sum()
+    if expected[-1] < 1e-9:
+        observed, expected = observed[:-1], expected[:-1]
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.6),
+        SamplingParams(temperature=1.5, top_k=12),
+        SamplingParams(temperature=1.0, top_p=0.8),
+        SamplingParams(temperature=1.2, min_p=0.1),
+    ],
+)
+def test_the_law_of_the_draws(params: SamplingParams) -> None:
+    """χ² over 64 000 draws by position; fails if the noise of neighbouring positions is the same."""
+    batch, rounds = 64, 1000
+    logits = (np.random.default_rng(5).standard_normal(40) * 2).astype(np.float32)
+    executable = logit_executable(np.tile(logits, (batch, 1)))
+    rows, counts = rows_of(batch), np.zeros(40, np.int64)
+    for turn in range(rounds):
+        draws = DrawColumns.of([Draw(params, 7, 0, turn * batch + i) for i in range(batch)])
+        drawn = executable.step(rows, draws).drawn
+        assert drawn is not None
+        np.add.at(counts, drawn.token, 1)
+    scaled = logits / np.float32(params.temperature)
+    kept = keep(scaled, params.top_k, params.top_p, params.min_p)
+    weights = np.where(kept, np.exp(scaled.astype(np.float64)), 0)
+    assert counts[~kept].sum() == 0
+    assert chi_square(counts, weights / weights.sum()) > 1e-4
+
+
+def test_noise_differs_by_every_part_of_its_key() -> None:
+    base = random_words(1, 2, 3, 4, 1000)
+    for key in ((2, 2, 3, 4), (1, 3, 3, 4), (1, 2, 4, 4), (1, 2, 3, 5), (1 + (1 << 40), 2, 3, 4)):
+        assert (random_words(*key, 1000) != base).mean() > 0.99
+    assert np.array_equal(random_words(1, 2, 3, 4, 500), base[:500])
+    noise = gumbel(random_words(9, 0, 0, 0, 200_000))
+    assert stats.kstest(noise, "gumbel_r").pvalue > 1e-3
+
+
+def test_known_philox_answers() -> None:
+    """Known answers published with Random123 (kat_vectors)."""
+    from slipstream.kernels.reference.noise import philox
+
+    zeros = philox(np.zeros((1, 4), np.uint32), (0, 0))[0]
+    assert [f"{word:08x}" for word in zeros] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
+    ones = philox(np.full((1, 4), 0xFFFFFFFF, np.uint32), (0xFFFFFFFF, 0xFFFFFFFF))[0]
+    assert [f"{word:08x}" for word in ones] == ["408f276d", "41c83b0e", "a20bc7c6", "6d5451fd"]
+
+
+def test_ties_and_bad_logits() -> None:
+    executable = logit_executable(np.zeros((2, 64), np.float32))
+    greedy = DrawColumns.of([Draw(SamplingParams(temperature=0.0), 0, 0, 0)] * 2)
+    drawn = executable.step(rows_of(2), greedy).drawn
+    assert drawn is not None
+    assert drawn.token.tolist() == [0, 0]
+    top_one = DrawColumns.of([Draw(SamplingParams(top_k=1), seed, 0, 0) for seed in range(2)])
+    drawn = executable.step(rows_of(2), top_one).drawn
+    assert drawn is not None
+    assert drawn.token.tolist() == [0, 0]
