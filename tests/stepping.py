@@ -30,9 +30,7 @@ def advance(executable: Executable, spans: list[tuple[Sequence, int]]) -> None:
         for offset in range(count):
             position = sequence.computed + offset
             parent = len(rows) - 1 if offset else -1
-            rows.append(
-                Row(index, sequence.tokens[position], position, sequence.slot(position), parent, True)
-            )
+            rows.append(Row(index, sequence.tokens[position], position, sequence.slot(position), parent, True))
     tables = [sequence.blocks for sequence, _ in spans]
     out = executable.step(Rows.of(rows, tables), None, logits=True)
     assert out.logits is not None

@@ -20,7 +20,17 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_generate(tiny_gguf: Path) -> None:
-    arguments = ("generate", str(tiny_gguf), "-p", "hello", "--seed", "1", "--max-tokens", "8", "--ignore-eos")
+    arguments = (
+        "generate",
+        str(tiny_gguf),
+        "-p",
+        "hello",
+        "--seed",
+        "1",
+        "--max-tokens",
+        "8",
+        "--ignore-eos",
+    )
     out = run(*arguments, "--json")
     assert out.returncode == 0, out.stderr
     report = json.loads(out.stdout)
@@ -125,6 +135,16 @@ def test_pull_says_where(tiny_gguf: Path) -> None:
 
 
 def test_the_default_model_writes_sense(smollm: Path) -> None:
-    out = run("generate", str(smollm), "-p", "The capital of France is", "--temperature", "0", "--max-tokens", "3", "--json")
+    out = run(
+        "generate",
+        str(smollm),
+        "-p",
+        "The capital of France is",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "3",
+        "--json",
+    )
     assert out.returncode == 0, out.stderr
     assert json.loads(out.stdout)["text"].startswith(" Paris")

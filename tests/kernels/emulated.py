@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from slipstream.kernels.context import row_slots
 from slipstream.kernels.reference.cache import round_bf16
 from slipstream.kernels.reference.executable import ReferenceExecutable
-from slipstream.kernels.context import row_slots
 from slipstream.program import KVFormat, Program, Rows, ops
 from tests.blocks import BlockWeights
 

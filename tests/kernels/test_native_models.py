@@ -68,9 +68,7 @@ def test_follows_the_numerics_contract(name: str, kv_format: KVFormat) -> None:
 @pytest.mark.parametrize("kind", TENSOR_TYPES)
 def test_every_stored_type_runs(kind: str) -> None:
     ids = tokens(24)
-    expected = run_alone(
-        EmulatedExecutable(record_program(toys.WIDE), BlockWeights(kind), 2), ids
-    )
+    expected = run_alone(EmulatedExecutable(record_program(toys.WIDE), BlockWeights(kind), 2), ids)
     actual = run_alone(native(toys.WIDE, kind, blocks=2), ids)
     if kind == "Q2_K":  # has no kernel of its own and becomes int8
         assert np.abs(actual - expected).max() < 0.06 * expected.std()

@@ -11,9 +11,9 @@ from scipy import stats
 from slipstream.kernels.native import NativeBackend, NativeExecutable, _native
 from slipstream.kernels.reference.noise import gumbel, random_words
 from slipstream.kernels.reference.sampling import draw, keep
+from slipstream.models.weights import ArrayWeights
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, Recorder, Row, Rows
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
-from slipstream.models.weights import ArrayWeights
 
 VOCABULARY = 300
 
@@ -47,7 +47,9 @@ PARAMS = st.builds(
 )
 ADJUST = st.lists(
     st.tuples(
-        st.integers(0, VOCABULARY - 1), st.sampled_from([1.0, 1.5, 0.5]), st.sampled_from([0.0, -2.0, 8.0, -np.inf])
+        st.integers(0, VOCABULARY - 1),
+        st.sampled_from([1.0, 1.5, 0.5]),
+        st.sampled_from([0.0, -2.0, 8.0, -np.inf]),
     ),
     max_size=6,
     unique_by=lambda entry: entry[0],
@@ -57,9 +59,7 @@ ADJUST = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1)), min_size=1, max_size=8))
 def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int]]) -> None:
-    draws = DrawColumns.of(
-        [Draw(p, seed, i, 17 + i, adjust=adjust) for i, (p, adjust, seed) in enumerate(requests)]
-    )
+    draws = DrawColumns.of([Draw(p, seed, i, 17 + i, adjust=adjust) for i, (p, adjust, seed) in enumerate(requests)])
     expected = draw(TABLE[: len(requests)], draws)
     actual = EXECUTABLE.step(rows_of(len(requests)), draws).drawn
     assert actual is not None

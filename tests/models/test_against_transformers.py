@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests import tiny
-from tests.stepping import run_alone
 
 from slipstream.kernels.reference import ReferenceBackend
 from slipstream.models import ModelConfig, read_config, record_program
@@ -17,6 +15,8 @@ from slipstream.models.rope import RopeConfig
 from slipstream.models.weights import ModelWeights
 from slipstream.program import KVFormat
 from slipstream.weights.safetensors import read_safetensors
+from tests import tiny
+from tests.stepping import run_alone
 
 TOKENS = [int(t) for t in np.random.default_rng(1).integers(0, 199, 90)]
 
@@ -44,11 +44,7 @@ def without(config: ModelConfig) -> dict[str, ModelConfig]:
         "activation": "silu",
         "embed_scale": 1.0,
     }
-    changed = {
-        name: replace(config, **{name: value})
-        for name, value in off.items()
-        if getattr(config, name) != value
-    }
+    changed = {name: replace(config, **{name: value}) for name, value in off.items() if getattr(config, name) != value}
     changed["theta"] = replace(config, rope=replace(config.rope, theta=config.rope.theta * 4))
     changed["norm_eps"] = replace(config, norm_eps=0.5)
     return changed

@@ -47,9 +47,7 @@ def reference(config: ModelConfig, blocks: int = 8) -> ReferenceExecutable:
 
 
 def chain(tokens: list[int], start: int = 0, block: int = 0) -> list[Row]:
-    return [
-        Row(0, token, start + i, block * BLOCK_SLOTS + start + i, i - 1, True) for i, token in enumerate(tokens)
-    ]
+    return [Row(0, token, start + i, block * BLOCK_SLOTS + start + i, i - 1, True) for i, token in enumerate(tokens)]
 
 
 def test_a_token_tree_equals_its_paths() -> None:

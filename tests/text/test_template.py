@@ -19,7 +19,10 @@ def test_renders() -> None:
     assert ChatTemplate(CHATML).render(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert ChatTemplate("{{ messages | tojson }}").render(USER) == '[{"role": "user", "content": "hi"}]'
     assert ChatTemplate("{% generation %}a{% endgeneration %}").render([]) == "a"
-    assert ChatTemplate("{% for i in range(9) %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render([]) == "012"
+    assert (
+        ChatTemplate("{% for i in range(9) %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render([])
+        == "012"
+    )
 
 
 def test_users_may_write_braces_and_numbers() -> None:
@@ -54,7 +57,8 @@ BAD = {
     "added": "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
     "macros": "{% macro d(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(s='x') %}"
     "{% for i in range(99) %}{% set n.s = d(n.s) %}{% endfor %}",
-    "replaced": "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s.replace('x', 'xxxx') %}{% endfor %}",
+    "replaced": "{% set n = namespace(s='x') %}"
+    "{% for i in range(99) %}{% set n.s = n.s.replace('x', 'xxxx') %}{% endfor %}",
     "indented": "{{ 'x\\nx' | indent(99999999999) }}",
 }
 

@@ -92,7 +92,7 @@ def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"config.json.*No such file"):
         read_safetensors(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelFileError, match="no .safetensors"):
+    with pytest.raises(ModelFileError, match=r"no \.safetensors"):
         read_safetensors(tmp_path)
 
 

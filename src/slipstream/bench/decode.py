@@ -88,12 +88,9 @@ def measure(
         "ceiling_tok_s": statistics.median(ceilings),
         "fraction_of_ceiling": statistics.median(fractions),
         "step_seconds": {str(n): statistics.median(steps[n]) for n in rows},
-        "step_ratio": {
-            str(n): statistics.median(a / b for a, b in zip(steps[n], one, strict=True)) for n in rows
-        },
+        "step_ratio": {str(n): statistics.median(a / b for a, b in zip(steps[n], one, strict=True)) for n in rows},
         "phase_seconds": {
-            str(n): {name: statistics.median(p[name] for p in phases[n]) for name in phases[n][0]}
-            for n in rows
+            str(n): {name: statistics.median(p[name] for p in phases[n]) for name in phases[n][0]} for n in rows
         },
         "spread": {
             "tok_s": spread(rates),

@@ -43,10 +43,7 @@ def measure(model: Model, tokens: int, turns: int, progress: Progress | None = N
         end = min(start + model.max_rows, tokens)
         chunks.append(
             Rows.of(
-                [
-                    Row(0, i % model.config.vocabulary, i, i, i - start - 1, i == tokens - 1)
-                    for i in range(start, end)
-                ],
+                [Row(0, i % model.config.vocabulary, i, i, i - start - 1, i == tokens - 1) for i in range(start, end)],
                 [table],
             )
         )

@@ -94,10 +94,7 @@ def generate(
     engine = Engine(loaded)
     number = engine.add(_tokens(loaded, text, chat, system), params)
     chunks = engine.run(number)
-    if json_output:
-        answers = _collect(chunks, n)
-    else:
-        answers = _show(chunks, n)
+    answers = _collect(chunks, n) if json_output else _show(chunks, n)
     timings = engine.timings[number]
     ceiling = measure_ceiling(loaded)
     if json_output:

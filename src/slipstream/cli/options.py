@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -25,9 +25,7 @@ MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Longest context, prompt and answer together.")
 ]
 KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="bf16 or int8.")]
-Quantization = Annotated[
-    str, typer.Option("--quantization", help="For models in floats: none, int8 or int4.")
-]
+Quantization = Annotated[str, typer.Option("--quantization", help="For models in floats: none, int8 or int4.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Default: all cores this process may use.")]
 Backend = Annotated[str, typer.Option("--backend", help="native, reference or torch.")]
 
@@ -98,7 +96,7 @@ def open_model(reference: str, options: LoadOptions) -> Model:
         return load_model(reference, options, bar)
 
 
-def table(title: str, rows: list[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
+def table(title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
     """Print a table for people."""
     from rich.console import Console
     from rich.table import Table

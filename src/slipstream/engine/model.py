@@ -70,9 +70,7 @@ class Model:
         return self.tokenizer.encode_chat(self.template, messages, **variables)
 
 
-def load_model(
-    reference: str, options: LoadOptions | None = None, progress: Progress | None = None
-) -> Model:
+def load_model(reference: str, options: LoadOptions | None = None, progress: Progress | None = None) -> Model:
     """Fetch (if need be), open, pack and compile a model. Raises SlipstreamError with the reason."""
     options = options or LoadOptions()
     path = resolve(reference, progress)

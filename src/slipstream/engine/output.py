@@ -53,9 +53,7 @@ class OutputState:
         logprobs = (logprob,) if logprob else ()
 
         def chunk(text: str, reason: FinishReason | None = None, stop: str | int | None = None) -> Chunk:
-            return Chunk(
-                sequence.request, sequence.choice, text, (token,), logprobs, reason, stop
-            )
+            return Chunk(sequence.request, sequence.choice, text, (token,), logprobs, reason, stop)
 
         enough = sequence.generated >= params.min_tokens
         if enough and token in params.stop_token_ids:

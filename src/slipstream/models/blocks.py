@@ -26,9 +26,7 @@ def attention(p: Recorder, c: ModelConfig, layer: int, x: Value, max_len: int) -
     table, factor = rope.table(max_len)
 
     def project(part: str, heads: int) -> Value:
-        return p.linear(
-            x, f"{at}.{part}.weight", heads * c.head_dim, bias=c.qkv_bias, shard="out"
-        )
+        return p.linear(x, f"{at}.{part}.weight", heads * c.head_dim, bias=c.qkv_bias, shard="out")
 
     q, k, v = project("q", c.heads), project("k", c.kv_heads), project("v", c.kv_heads)
     if c.qk_norm:

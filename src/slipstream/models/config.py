@@ -62,9 +62,7 @@ class ModelConfig:
             if not 0 < value <= limit:
                 raise UnsupportedModelError(f"{name} is {value}, expected 1 to {limit}")
         if self.heads % self.kv_heads:
-            raise UnsupportedModelError(
-                f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly"
-            )
+            raise UnsupportedModelError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if len(self.windows) != self.layers:
             raise UnsupportedModelError(f"{len(self.windows)} windows for {self.layers} layers")
 

@@ -7,6 +7,7 @@ from typing import Any
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import blocks, read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
+from slipstream.models.rope import RopeConfig
 from slipstream.program import Recorder
 from slipstream.weights import Checkpoint
 
@@ -90,9 +91,7 @@ def gemma3_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
         "attention_scale": _gguf_scale(values, 62),
         "final_softcap": f.optional_number("final_logit_softcapping"),
         "qk_norm": True,
-        "local_rope": read_gguf.RopeConfig(
-            values["rope"].dim, f.number("rope.freq_base_swa", LOCAL_THETA)
-        ),
+        "local_rope": RopeConfig(values["rope"].dim, f.number("rope.freq_base_swa", LOCAL_THETA)),
     }
     return ModelConfig(**values)
 

@@ -14,9 +14,7 @@ def from_hf(f: Fields) -> ModelConfig:
     sliding = f.get("model_type") == "mistral" and "sliding_window" in f
     values["windows"] = read_hf.windows(f, values["layers"], [sliding] * values["layers"])
     bias = f.flag("attention_bias", False)
-    return ModelConfig(
-        **values | {"qkv_bias": bias, "output_bias": bias, "mlp_bias": f.flag("mlp_bias", False)}
-    )
+    return ModelConfig(**values | {"qkv_bias": bias, "output_bias": bias, "mlp_bias": f.flag("mlp_bias", False)})
 
 
 def from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:

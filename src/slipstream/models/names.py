@@ -73,10 +73,7 @@ class Source:
 
 def locate(config: ModelConfig, checkpoint: Checkpoint, name: str) -> tuple[Source, StoredTensor]:
     """The source of the program's weight `name`. Raises ModelFileError if the file lacks it."""
-    if checkpoint.kind == "gguf":
-        source = _gguf_source(config, name)
-    else:
-        source = _hf_source(config, checkpoint, name)
+    source = _gguf_source(config, name) if checkpoint.kind == "gguf" else _hf_source(config, checkpoint, name)
     tensor = checkpoint.tensors.get(source.tensor)
     if tensor is None:
         raise ModelFileError(checkpoint.files[0], f"tensor {source.tensor!r}", "is missing")

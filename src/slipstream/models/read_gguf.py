@@ -51,9 +51,7 @@ def common(f: Fields, checkpoint: Checkpoint, architecture: str) -> dict[str, An
     }
 
 
-def rope(
-    f: Fields, checkpoint: Checkpoint, head_dim: int, theta_key: str = "rope.freq_base"
-) -> RopeConfig:
+def rope(f: Fields, checkpoint: Checkpoint, head_dim: int, theta_key: str = "rope.freq_base") -> RopeConfig:
     """The rotary embedding with its scaling, rules and stored factors alike."""
     dim = f.integer("rope.dimension_count", head_dim)
     if dim < 2 or dim % 2 or dim > head_dim:

@@ -48,9 +48,7 @@ def windows(f: Fields, layers: int, default: list[bool]) -> tuple[int | None, ..
     return tuple(window if local else None for local in sliding)
 
 
-def rope(
-    f: Fields, head_dim: int, kind: str = "full_attention", theta_key: str = "rope_theta"
-) -> RopeConfig:
+def rope(f: Fields, head_dim: int, kind: str = "full_attention", theta_key: str = "rope_theta") -> RopeConfig:
     """The rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
     `kind` picks one of the per-layer-type entries that some configs have.

@@ -45,21 +45,21 @@ class RopeConfig:
     def table(self, max_len: int) -> tuple[Float32Array, float]:
         """(inverse frequencies [dim / 2], factor on sine and cosine) for contexts up to `max_len`."""
         exponent = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
-        base = (1.0 / np.float32(self.theta) ** exponent).astype(np.float32)
+        base: Float32Array = (1.0 / np.float32(self.theta) ** exponent).astype(np.float32)
         match self.kind:
             case "none":
                 return base, 1.0
             case "linear":
                 return (base / np.float32(self.factor)).astype(np.float32), 1.0
             case "divisors":
-                return base / np.array(self.divisors, np.float32), 1.0
+                return _divided(base, self.divisors), 1.0
             case "llama3":
                 return self._llama3(base), 1.0
             case "yarn":
                 return self._yarn(base), self._yarn_factor()
             case "longrope":
                 chosen = self.long_factors if max_len > self.original else self.short_factors
-                return base / np.array(chosen, np.float32), self._longrope_factor()
+                return _divided(base, chosen), self._longrope_factor()
 
     def _llama3(self, base: Float32Array) -> Float32Array:
         wavelength = 2 * math.pi / base
@@ -103,3 +103,7 @@ class RopeConfig:
         if self.factor <= 1:
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+
+
+def _divided(base: Float32Array, divisors: tuple[float, ...]) -> Float32Array:
+    return np.divide(base, np.array(divisors, np.float32), dtype=np.float32)

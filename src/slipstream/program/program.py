@@ -118,14 +118,10 @@ class Recorder:
         if bias_name:
             self._use(WeightUse(bias_name, (rows_out,), shard, role="vector"))
         out = self._value(rows_out)
-        self._ops.append(
-            ops.Linear(out, x, weight, rows_out, self.width(x), bias_name, shard)
-        )
+        self._ops.append(ops.Linear(out, x, weight, rows_out, self.width(x), bias_name, shard))
         return out
 
-    def rope(
-        self, x: Value, head_dim: int, name: str, table: Float32Array, factor: float = 1.0
-    ) -> Value:
+    def rope(self, x: Value, head_dim: int, name: str, table: Float32Array, factor: float = 1.0) -> Value:
         """Rotary position embedding with inverse frequencies `table` [rotary / 2]."""
         self._constants[name] = table
         out = self._value(self.width(x))

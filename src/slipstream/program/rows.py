@@ -68,8 +68,13 @@ class Rows:
         for index, table in enumerate(block_tables):
             tables[index, : len(table)] = table
         columns = np.array([row[:5] for row in rows], np.int32).reshape(-1, 5).T
+        sequence, token, position, slot, parent = (np.ascontiguousarray(column) for column in columns)
         result = cls(
-            *(np.ascontiguousarray(column) for column in columns),
+            sequence,
+            token,
+            position,
+            slot,
+            parent,
             wants_logits=np.array([row.wants_logits for row in rows], np.bool_),
             adapter=np.array([row.adapter for row in rows], np.int32),
             block_tables=tables,

@@ -90,11 +90,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the tokens so far change the logits."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +142,7 @@ class DrawColumns:
             np.array([d.choice for d in draws], np.int32),
             np.array([d.position for d in draws], np.int32),
             np.array([d.stream for d in draws], np.int32),
-            np.array(
-                [-1 if d.params.logprobs is None else d.params.logprobs for d in draws], np.int32
-            ),
+            np.array([-1 if d.params.logprobs is None else d.params.logprobs for d in draws], np.int32),
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
             np.array([entry[0] for entry in adjust], np.int32),
             np.array([entry[1] for entry in adjust], np.float32),

@@ -51,9 +51,7 @@ def schedule(sequences: SequenceOf[Sequence], pool: BlockPool, max_rows: int) ->
     return plan
 
 
-def _make_room(
-    sequence: Sequence, rows: int, sequences: SequenceOf[Sequence], pool: BlockPool, plan: Plan
-) -> bool:
+def _make_room(sequence: Sequence, rows: int, sequences: SequenceOf[Sequence], pool: BlockPool, plan: Plan) -> bool:
     needed = blocks_needed(sequence, sequence.computed + rows)
     if -(-(sequence.computed + rows) // BLOCK_SLOTS) > pool.size:
         plan.too_large.append(sequence)

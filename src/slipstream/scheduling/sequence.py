@@ -71,4 +71,6 @@ class Sequence:
         if early:
             for token in self.eos.union(p.stop_token_ids):
                 add[token] = -math.inf
-        return [(token, multiply.get(token, 1.0), add.get(token, 0.0)) for token in sorted(multiply.keys() | add.keys())]
+        return [
+            (token, multiply.get(token, 1.0), add.get(token, 0.0)) for token in sorted(multiply.keys() | add.keys())
+        ]

@@ -96,11 +96,7 @@ def _adds_space(meta: dict[str, Any]) -> bool:
 
 def _ends(meta: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
     named = {_id(meta, name, tokens) for name in ("eos", "eot", "eom")} - {None}
-    listed = {
-        i
-        for i, token in enumerate(tokens)
-        if types[i] in (CONTROL, USER_DEFINED) and token in END_OF_GENERATION
-    }
+    listed = {i for i, token in enumerate(tokens) if types[i] in (CONTROL, USER_DEFINED) and token in END_OF_GENERATION}
     return frozenset(i for i in named | listed if i is not None)
 
 
@@ -144,9 +140,7 @@ def _built(
     return inner
 
 
-def _add_tokens(
-    inner: tokenizers.Tokenizer, meta: dict[str, Any], tokens: list[str], types: list[int]
-) -> None:
+def _add_tokens(inner: tokenizers.Tokenizer, meta: dict[str, Any], tokens: list[str], types: list[int]) -> None:
     """Control tokens are special, user-defined ones always matched; Phi-3's swallow the space after them."""
     phi3 = str(meta.get("general.name", "")).lower().replace("-", "").startswith("phi3")
     plain = ("<unk>", "<s>", "<|endoftext|>")
@@ -159,9 +153,7 @@ def _add_tokens(
         inner.add_special_tokens(added) if special else inner.add_tokens(added)
 
 
-def _build_byte_level(
-    path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]
-) -> tokenizers.Tokenizer:
+def _build_byte_level(path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
     name = str(meta.get("tokenizer.ggml.pre", "default"))
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
@@ -182,9 +174,7 @@ def _build_byte_level(
     return inner
 
 
-def _build_sentencepiece(
-    path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]
-) -> tokenizers.Tokenizer:
+def _build_sentencepiece(path: Path, meta: dict[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
     scores = number_array(meta, "tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
         raise ModelFileError(path, "tokenizer.ggml.scores", f"is missing or not of {len(tokens)} numbers")

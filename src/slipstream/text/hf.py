@@ -34,9 +34,7 @@ def load_hf(checkpoint: Checkpoint) -> Tokenizer:
     inner.no_padding()
     description = json.loads(inner.to_str())
     settings = load_json(folder / "tokenizer_config.json") if _exists(folder, "tokenizer_config.json") else {}
-    special = {
-        token["content"]: token["id"] for token in description["added_tokens"] if token["special"]
-    }
+    special = {token["content"]: token["id"] for token in description["added_tokens"] if token["special"]}
     bos = inner.token_to_id(_text(settings.get("bos_token")))
     decoder = json.dumps(description.get("decoder"))
     return Tokenizer(
@@ -48,9 +46,7 @@ def load_hf(checkpoint: Checkpoint) -> Tokenizer:
         add_bos=bos is not None and inner.encode("a").ids[:1] == [bos],
         strip_first_space='"Strip"' in decoder,
         chat_template=_template(folder, settings),
-        names={
-            name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        },
+        names={name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
     )
 
 
@@ -83,9 +79,7 @@ def _token_bytes(inner: tokenizers.Tokenizer, special: set[int], byte_level: boo
     return result
 
 
-def _eos(
-    inner: tokenizers.Tokenizer, folder: Path, config: Any, settings: dict[str, Any]
-) -> frozenset[int]:
+def _eos(inner: tokenizers.Tokenizer, folder: Path, config: Any, settings: dict[str, Any]) -> frozenset[int]:
     """End-of-generation ids, from the generation settings, the config, and the tokenizer's own."""
     generation = load_json(folder / "generation_config.json") if _exists(folder, "generation_config.json") else {}
     ids: set[int] = set()

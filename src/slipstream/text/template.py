@@ -38,7 +38,7 @@ class TemplateError(SlipstreamError):
 class _Generation(Extension):
     """`{% generation %}` marks what the assistant wrote; for rendering it changes nothing."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         """Keep the body."""
@@ -156,9 +156,7 @@ def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
 
 
 def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["format"] = _format
     for name in ("center", "indent", "truncate", "wordwrap", "batch", "slice", "round"):
         environment.filters[name] = _guarded(environment.filters[name])

@@ -55,9 +55,7 @@ class Tokenizer:
         """A fresh incremental decoder."""
         return Detokenizer(self.token_bytes, self.strip_first_space)
 
-    def encode_chat(
-        self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any
-    ) -> list[int]:
+    def encode_chat(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens, not the messages."""
         mark = self._unused_mark(messages)
         text = template.render(self._defused(messages, mark), **{**self.names, **variables})

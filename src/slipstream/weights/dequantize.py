@@ -16,9 +16,7 @@ from slipstream.program import TensorType
 Bytes = npt.NDArray[np.uint8]
 Float32Array = npt.NDArray[np.float32]
 
-IQ4_NL_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the FP4 (E2M1) numbers, so that they are whole."""
 
@@ -63,7 +61,7 @@ def _q8_0(b: Bytes) -> Float32Array:
 def _crumbs(raw: Bytes) -> Bytes:
     """[n, 64] bytes to two-bit numbers [n, 256]: per 32 bytes, the four shifts one after the other."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return ((raw.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(len(raw), 256)
+    return ((raw.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(len(raw), 256).astype(np.uint8)
 
 
 def _spread(scales: Float32Array, width: int) -> Float32Array:
@@ -114,7 +112,7 @@ def _q4_k(b: Bytes) -> Float32Array:
 
 def _q5_k(b: Bytes) -> Float32Array:
     high = (b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return _scaled_k(b, _k_nibbles(b[:, 48:]) | (high.reshape(-1, 256) << 4))
+    return _scaled_k(b, (_k_nibbles(b[:, 48:]) | (high.reshape(-1, 256) << 4)).astype(np.uint8))
 
 
 def _q6_k(b: Bytes) -> Float32Array:

@@ -5,6 +5,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import re
 import struct
@@ -49,7 +50,7 @@ class _Cursor:
 
     def __init__(self, path: Path, data: Bytes):
         self.path, self.data, self.at = path, data, 0
-        self.view = memoryview(data)
+        self.view = data.data
 
     def fail(self, field: str, problem: str) -> ModelFileError:
         return ModelFileError(self.path, field, problem)
@@ -177,14 +178,12 @@ def _place_tensors(
             raise cursor.fail(field, f"offset {offset} is not a multiple of {alignment}")
         size = kind.nbytes(numbers)
         if offset + size > available:
-            raise cursor.fail(
-                field, f"needs {size} bytes at data offset {offset}, the file has {max(available, 0)}"
-            )
+            raise cursor.fail(field, f"needs {size} bytes at data offset {offset}, the file has {max(available, 0)}")
         spans.append((offset, offset + size, name))
         data = cursor.data[start + offset : start + offset + size]
         tensors[name] = StoredTensor(name, kind, dims[::-1], data)
     spans.sort()
-    for (_, end, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
         if begin < end:
             raise cursor.fail(f"tensor {second[:80]!r}", f"overlaps tensor {first[:80]!r}")
     return tensors
@@ -222,9 +221,7 @@ def split_files(path: Path, metadata: dict[str, Any]) -> tuple[Path, ...]:
         return (path,)
     match = _SPLIT_NAME.search(path.name)
     if match is None or int(match[2]) != count:
-        raise ModelFileError(
-            path, "split.count", f"a file of {count} parts must be named …-00001-of-{count:05}.gguf"
-        )
+        raise ModelFileError(path, "split.count", f"a file of {count} parts must be named …-00001-of-{count:05}.gguf")
     if metadata.get("split.no", 0) != 0:
         first = f"{path.name[: match.start()]}-00001-of-{count:05}.gguf"
         raise ModelFileError(path, "split.no", f"this is not the first part; open {first}")

@@ -6,9 +6,10 @@ Format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from slipstream.errors import ModelFileError
 from slipstream.program import TENSOR_TYPES
@@ -38,7 +39,7 @@ def _no_constant(name: str) -> float:
     return float(name)
 
 
-def _natural(values: Any) -> bool:
+def _natural(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(
         isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
     )
@@ -80,7 +81,7 @@ def _read_one(path: Path) -> dict[str, StoredTensor]:
         spans.append((begin, end, name))
         tensors[name] = StoredTensor(name, kind, tuple(shape), body[begin:end])
     spans.sort()
-    for (_, stop, first), (begin, _, second) in zip(spans, spans[1:], strict=False):
+    for (_, stop, first), (begin, _, second) in itertools.pairwise(spans):
         if begin < stop:
             raise ModelFileError(path, f"tensor {second[:80]!r}", f"overlaps tensor {first[:80]!r}")
     return tensors

@@ -209,8 +209,7 @@ class Compiler:
                 user = next(
                     index
                     for index, other in enumerate(self.program.ops[user:], user)
-                    if isinstance(other, ops.Attention)
-                    and (other.group, other.layer) == (op.group, op.layer)
+                    if isinstance(other, ops.Attention) and (other.group, other.layer) == (op.group, op.layer)
                 )
             elif isinstance(op, ops.Rope | ops.RMSNorm):
                 user = max(user, self._last_use(op.out))

@@ -208,9 +208,7 @@ class NativeBackend:
         ]
         matrices = self._matrices(packings, weights, program)
         vectors = {
-            use.name: weights.float32(use, program.shard)
-            for use in program.weights.values()
-            if use.role == "vector"
+            use.name: weights.float32(use, program.shard) for use in program.weights.values() if use.role == "vector"
         }
         caches = {
             (index, layer): LayerCache.allocate(group, blocks)
@@ -221,19 +219,15 @@ class NativeBackend:
         executor.set_blocks(blocks)
         max_len = blocks * BLOCK_SLOTS
         Compiler(program, Operands(matrices, vectors, caches, max_len), executor).compile()
-        return NativeExecutable(
-            program, executor, packings, caches, blocks, _stored_bytes(program, weights)
-        )
+        return NativeExecutable(program, executor, packings, caches, blocks, _stored_bytes(program, weights))
 
-    def _matrices(
-        self, packings: list[Packing], weights: WeightSource, program: Program
-    ) -> dict[str, _native.Matrix]:
+    def _matrices(self, packings: list[Packing], weights: WeightSource, program: Program) -> dict[str, _native.Matrix]:
         offsets, size = layout(packings)
         data = _native.allocate(size)
         parts = {p.use.name: (offsets[p.use.name], p.nbytes) for p in packings}
         matrices = {
             p.use.name: _native.Matrix(
-                p.format, *p.use.shape, data[offsets[p.use.name] : offsets[p.use.name] + p.nbytes]
+                p.format, p.use.shape[0], p.use.shape[1], data[offsets[p.use.name] : offsets[p.use.name] + p.nbytes]
             )
             for p in packings
         }

@@ -62,7 +62,7 @@ class PackCache:
         try:
             with self.path.open("rb") as file:
                 sums = self._read_header(file, len(into))
-                if sums is None or file.readinto(memoryview(into)) != len(into):
+                if sums is None or file.readinto(into.data) != len(into):
                     return False
         except OSError:
             return False
@@ -83,7 +83,7 @@ class PackCache:
             with tempfile.NamedTemporaryFile(dir=self.path.parent, suffix=".part", delete=False) as file:
                 try:
                     file.write(MAGIC + len(header).to_bytes(8, "little") + header)
-                    file.write(memoryview(data))
+                    file.write(data.data)
                     os.replace(file.name, self.path)
                 except BaseException:
                     os.unlink(file.name)

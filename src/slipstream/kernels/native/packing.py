@@ -47,7 +47,7 @@ class Packing:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed matrix."""
-        return _native.packed_bytes(self.format, *self.use.shape)
+        return _native.packed_bytes(self.format, self.use.shape[0], self.use.shape[1])
 
 
 def plan(use: WeightUse, weights: WeightSource, shard: ShardPlan, quantization: Quantization) -> Packing:

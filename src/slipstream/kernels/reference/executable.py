@@ -44,9 +44,7 @@ class ReferenceExecutable:
         collective: Collectives = _no_collectives,
     ):
         self.program = program
-        self.weights = {
-            name: weights.float32(use, program.shard) for name, use in program.weights.items()
-        }
+        self.weights = {name: weights.float32(use, program.shard) for name, use in program.weights.items()}
         self.cache = [GroupCache(group, blocks) for group in program.cache]
         self.collective = collective
 

@@ -31,9 +31,7 @@ def philox(counter: UInt32Array, key: tuple[int, int]) -> UInt32Array:
     return np.stack(c, axis=-1).astype(np.uint32)
 
 
-def random_words(
-    seed: int, choice: int, position: int, stream: int, count: int
-) -> UInt32Array:
+def random_words(seed: int, choice: int, position: int, stream: int, count: int) -> UInt32Array:
     """32 random bits for each of the tokens 0 … count-1. Four neighbours share a counter."""
     counter = np.empty((-(-count // 4), 4), np.uint32)
     counter[:, 0] = np.arange(len(counter))

@@ -53,9 +53,7 @@ def draw(logits: Float32Array, draws: DrawColumns) -> Drawn:
         scores = adjusted(logits[row], draws, row)
         if draws.temperature[row] > 0:
             scores = scores / draws.temperature[row]
-            mask = keep(
-                scores, int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row])
-            )
+            mask = keep(scores, int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row]))
             words = random_words(
                 int(draws.seed[row]),
                 int(draws.choice[row]),

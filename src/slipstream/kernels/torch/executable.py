@@ -30,13 +30,10 @@ def activation(x: Tensor, kind: ops.Activation) -> Tensor:
 class TorchExecutable:
     """A program with its weights and cache as tensors of one dtype on one device."""
 
-    def __init__(
-        self, program: Program, weights: WeightSource, blocks: int, device: torch.device, dtype: torch.dtype
-    ):
+    def __init__(self, program: Program, weights: WeightSource, blocks: int, device: torch.device, dtype: torch.dtype):
         self.program, self.device, self.dtype = program, device, dtype
         self.weights = {
-            name: self._tensor(weights.float32(use, program.shard)).to(dtype)
-            for name, use in program.weights.items()
+            name: self._tensor(weights.float32(use, program.shard)).to(dtype) for name, use in program.weights.items()
         }
         slots = blocks * BLOCK_SLOTS
         self.cache: list[tuple[Tensor, Tensor]] = []
@@ -100,9 +97,7 @@ class TorchExecutable:
         for array, value in zip(self.cache[op.group], (values[op.k], values[op.v]), strict=True):
             array[op.layer, slots] = value.view(len(rows), *array.shape[2:])
 
-    def _compute(
-        self, op: ops.Op, values: Mapping[int, Tensor], rows: Rows, contexts: _Contexts
-    ) -> Tensor:
+    def _compute(self, op: ops.Op, values: Mapping[int, Tensor], rows: Rows, contexts: _Contexts) -> Tensor:
         w = self.weights
         match op:
             case ops.Embed():
@@ -130,7 +125,7 @@ class TorchExecutable:
         cos, sin = (angle.cos() * op.factor)[:, None], (angle.sin() * op.factor)[:, None]
         half = len(table)
         heads = x.float().view(len(rows), op.heads, op.head_dim)
-        low, high, rest = heads.split([half, half, op.head_dim - 2 * half], -1)
+        low, high, rest = torch.split(heads, [half, half, op.head_dim - 2 * half], -1)
         rotated = torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
         return rotated.to(self.dtype).view(len(rows), -1)
 
