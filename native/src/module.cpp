@@ -39,13 +39,13 @@ struct PyMatrix {
   Bytes data;
 };
 
-// Zeroed memory in huge pages where there are any.
-nb::ndarray<nb::numpy, uint8_t> allocate(size_t bytes) {
+// Zeroed memory that the system commits as it is touched; in huge pages, if wanted and there are any.
+nb::ndarray<nb::numpy, uint8_t> allocate(size_t bytes, bool huge_pages) {
   const size_t huge = (size_t)2 << 20, size = (bytes + huge - 1) / huge * huge;
   uint8_t* raw = (uint8_t*)mmap(nullptr, size + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) throw std::bad_alloc();
   uint8_t* p = (uint8_t*)(((uintptr_t)raw + huge - 1) / huge * huge);
-  madvise(p, size, MADV_HUGEPAGE);
+  if (huge_pages) madvise(p, size, MADV_HUGEPAGE);
   struct Region { void* at; size_t size; };
   nb::capsule owner(new Region{raw, size + huge}, [](void* r) noexcept {
     munmap(((Region*)r)->at, ((Region*)r)->size);
@@ -183,7 +183,7 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
   m.def("usable_cores", &usable_cores);
-  m.def("allocate", &allocate, nb::arg("bytes"));
+  m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
   m.def("checksum", &checksum, nb::arg("data"));
   m.def("peak_ops", &peak_ops, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));

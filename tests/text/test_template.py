@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from slipstream.text import ChatTemplate, TemplateError
+from slipstream.text.sandbox import TemplateError
+from slipstream.text.template import ChatTemplate
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.errors import UsageError
 from slipstream.kernels import Executable
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat
-from slipstream.text import ChatTemplate, Tokenizer, load_tokenizer
+from slipstream.text import Tokenizer, load_tokenizer
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.references import resolve
+
+if TYPE_CHECKING:
+    from slipstream.text.template import ChatTemplate
 
 BackendName = Literal["native", "reference", "torch"]
 Quantization = Literal["none", "int8", "int4"]
@@ -49,7 +53,6 @@ class Model:
     reference: str
     config: ModelConfig
     tokenizer: Tokenizer
-    template: ChatTemplate | None
     executable: Executable
     cache: CacheSpec
     blocks: int
@@ -62,6 +65,13 @@ class Model:
     def kv_bytes(self) -> int:
         """Bytes of the whole cache."""
         return self.blocks * self.cache.bytes_per_block
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, compiled when it is first needed. Raises TemplateError."""
+        from slipstream.text.template import ChatTemplate
+
+        return ChatTemplate(self.tokenizer.chat_template) if self.tokenizer.chat_template else None
 
     def chat_prompt(self, messages: list[dict[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation; special tokens written by users stay text."""
@@ -89,7 +99,6 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
         reference,
         config,
         tokenizer,
-        ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None,
         executable,
         program.cache,
         blocks,

@@ -1,15 +1,12 @@
-"""Tokenizer, incremental detokenizer, chat templates."""
+"""Tokenizer, incremental detokenizer; chat templates are in `template`, imported when one is used."""
 
 from slipstream.text.detokenizer import Detokenizer, StopStrings
 from slipstream.text.load import load_tokenizer
-from slipstream.text.template import ChatTemplate, TemplateError
 from slipstream.text.tokenizer import Tokenizer
 
 __all__ = [
-    "ChatTemplate",
     "Detokenizer",
     "StopStrings",
-    "TemplateError",
     "Tokenizer",
     "load_tokenizer",
 ]

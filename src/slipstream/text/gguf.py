@@ -6,12 +6,15 @@ Building takes a while for large vocabularies; the result is kept beside the pac
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -37,7 +40,7 @@ END_OF_GENERATION = frozenset(
 )
 """Control tokens that end an answer whatever the file's own ids say."""
 
-VERSION = 2
+VERSION = 3
 _SPACE = "▁"
 
 
@@ -53,32 +56,35 @@ def load_gguf(checkpoint: Checkpoint) -> Tokenizer:
         raise UnsupportedModelError(f"{path}: tokenizer {str(kind)[:40]!r} is not supported, only gpt2 and llama")
     byte_level = kind == "gpt2"
     inner = _built(path, meta, tokens, types, byte_level)
-    special = {token: i for i, token in enumerate(tokens) if types[i] in (CONTROL, UNKNOWN)}
+    added = inner.get_added_tokens_decoder()
     bos, eos = _id(meta, "bos", tokens), _id(meta, "eos", tokens)
     template = meta.get("tokenizer.chat_template")
     return Tokenizer(
         inner,
-        _token_bytes(tokens, types, byte_level),
-        special,
+        _TokenBytes(inner, types, byte_level),
+        {token.content: i for i, token in added.items() if token.special},
         bos,
-        _ends(meta, tokens, types),
+        frozenset(
+            {i for i, token in added.items() if token.content in END_OF_GENERATION}
+            | {i for name in ("eos", "eot", "eom") if (i := _id(meta, name, tokens)) is not None}
+        ),
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", not byte_level or _adds_bos(meta))),
         strip_first_space=not byte_level and _adds_space(meta),
         chat_template=template if isinstance(template, str) else None,
         names={
-            "bos_token": "" if bos is None else tokens[bos],
-            "eos_token": "" if eos is None else tokens[eos],
+            "bos_token": (inner.id_to_token(bos) or "") if bos is not None else "",
+            "eos_token": (inner.id_to_token(eos) or "") if eos is not None else "",
         },
     )
 
 
-def _types(path: Path, meta: dict[str, Any], count: int) -> list[int]:
+def _types(path: Path, meta: dict[str, Any], count: int) -> npt.NDArray[np.int32]:
     stored = number_array(meta, "tokenizer.ggml.token_type")
     if stored is None:
-        return [NORMAL] * count
+        return np.full(count, NORMAL, np.int32)
     if len(stored) != count:
         raise ModelFileError(path, "tokenizer.ggml.token_type", f"has {len(stored)} entries for {count} tokens")
-    return [int(value) for value in stored]
+    return stored.astype(np.int32)
 
 
 def _id(meta: dict[str, Any], name: str, tokens: Sequence[str]) -> int | None:
@@ -94,31 +100,37 @@ def _adds_space(meta: dict[str, Any]) -> bool:
     return bool(meta.get("tokenizer.ggml.add_space_prefix", True))
 
 
-def _ends(meta: dict[str, Any], tokens: Sequence[str], types: Sequence[int]) -> frozenset[int]:
-    named = {_id(meta, name, tokens) for name in ("eos", "eot", "eom")} - {None}
-    listed = {i for i, token in enumerate(tokens) if types[i] in (CONTROL, USER_DEFINED) and token in END_OF_GENERATION}
-    return frozenset(i for i in named | listed if i is not None)
+class _TokenBytes(Sequence[bytes]):
+    """The bytes each token stands for, found when asked for."""
 
+    def __init__(self, inner: tokenizers.Tokenizer, types: npt.NDArray[np.int32], byte_level: bool):
+        self._inner, self._types, self._byte_level = inner, types, byte_level
+        self._alphabet = byte_alphabet()
 
-def _token_bytes(tokens: Sequence[str], types: Sequence[int], byte_level: bool) -> list[bytes]:
-    alphabet = byte_alphabet()
-    result = []
-    for token, kind in zip(tokens, types, strict=True):
+    def __len__(self) -> int:
+        return len(self._types)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        kind, token = self._types[index], self._inner.id_to_token(index) or ""
         if kind in (CONTROL, UNKNOWN, UNUSED):
-            result.append(b"")
-        elif kind == BYTE:
-            result.append(bytes([int(token[3:5], 16)]))
-        elif kind == USER_DEFINED:
-            result.append(token.encode("utf-8", "surrogateescape"))
-        elif not byte_level:
-            result.append(token.replace(_SPACE, " ").encode("utf-8", "surrogateescape"))
-        else:
-            result.append(bytes(alphabet[c] for c in token if c in alphabet))
-    return result
+            return b""
+        if kind == BYTE:
+            return bytes([int(token[3:5], 16)])
+        if kind == USER_DEFINED:
+            return token.encode("utf-8", "surrogateescape")
+        if self._byte_level:
+            return bytes(self._alphabet[c] for c in token if c in self._alphabet)
+        return token.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
 
 
 def _built(
-    path: Path, meta: dict[str, Any], tokens: Sequence[str], types: Sequence[int], byte_level: bool
+    path: Path, meta: dict[str, Any], tokens: Sequence[str], types: npt.NDArray[np.int32], byte_level: bool
 ) -> tokenizers.Tokenizer:
     """The library's object, from the cache if this file's was built before."""
     stat = path.stat()
@@ -129,15 +141,24 @@ def _built(
     except Exception:  # the library raises plain Exception for a missing or damaged file
         pass
     build = _build_byte_level if byte_level else _build_sentencepiece
-    inner = build(path, meta, list(tokens), list(types))
+    inner = build(path, meta, list(tokens), types.tolist())
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         temporary = kept.with_suffix(f".{os.getpid()}")
-        inner.save(str(temporary), pretty=False)
+        temporary.write_text(_quick_to_load(inner), encoding="utf-8")
         temporary.replace(kept)
     except Exception as error:
         log.warning("the tokenizer is not kept: %s", error)
     return inner
+
+
+def _quick_to_load(inner: tokenizers.Tokenizer) -> str:
+    """The library's JSON with merges written "a b", which it reads in half the time of ["a", "b"]."""
+    description = json.loads(inner.to_str())
+    merges = description["model"]["merges"]
+    if not any(" " in part for merge in merges for part in merge):
+        description["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(description, ensure_ascii=False, separators=(",", ":"))
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, meta: dict[str, Any], tokens: list[str], types: list[int]) -> None:

@@ -7,12 +7,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from slipstream.text.detokenizer import Detokenizer
-from slipstream.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from slipstream.text.template import ChatTemplate
 
 _PRIVATE = [chr(code) for code in range(0xE000, 0xF8FF)]
 

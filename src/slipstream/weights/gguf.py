@@ -5,19 +5,27 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import logging
 import mmap
+import os
 import re
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import ModelFileError
+from slipstream.paths import cache_folder
 from slipstream.program.formats import TENSOR_TYPES_BY_CODE
 from slipstream.weights.store import Bytes, Checkpoint, StoredTensor
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
 MAX_KEY = 65_535
@@ -45,11 +53,56 @@ _U32, _U64 = _SCALARS[4][0], _SCALARS[10][0]
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
+class Strings(Sequence[str]):
+    """An array of strings in a mapped file, decoded when it is first looked at.
+
+    `end` is where the array is known to end (from an earlier look at this very file); without it the
+    strings are walked through at once, which is most of the work of opening a file.
+    """
+
+    def __init__(self, cursor: _Cursor, count: int, field: str, end: int | None):
+        self._cursor, self._count, self._field = cursor, count, field
+        self.start = cursor.at
+        self._items: list[str] | None = None
+        if end is None or not self.start <= end <= len(cursor.view):
+            self._items = cursor.strings(count, field)
+        else:
+            cursor.at = end
+        self.end = cursor.at
+
+    def _all(self) -> list[str]:
+        if self._items is None:
+            self._cursor.at = self.start
+            self._items = self._cursor.strings(self._count, self._field)
+            if self._cursor.at != self.end:
+                raise self._cursor.fail(self._field, "does not end where it did; delete the cache and try again")
+        return self._items
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | Strings) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class _Cursor:
     """Reads a mapped file front to back and refuses to leave it."""
 
-    def __init__(self, path: Path, data: Bytes):
-        self.path, self.data, self.at = path, data, 0
+    def __init__(self, path: Path, data: Bytes, ends: Mapping[int, int]):
+        self.path, self.data, self.at, self.ends = path, data, 0, ends
+        self.arrays: list[Strings] = []
         self.view = data.data
 
     def fail(self, field: str, problem: str) -> ModelFileError:
@@ -110,7 +163,9 @@ class _Cursor:
             raw = self.data[start : self.at]
             return (raw != 0) if dtype == np.bool_ else raw.view(dtype)
         if item == _STRING:
-            return self.strings(count, field)
+            array = Strings(self, count, field, self.ends.get(self.at))
+            self.arrays.append(array)
+            return array
         if count * 12 > len(self.view) - self.at:
             raise self.fail(field, f"an array of {count} arrays does not fit into the file")
         return [self.value(item, field, depth + 1) for _ in range(count)]
@@ -126,6 +181,36 @@ def map_file(path: Path) -> Bytes:
     except OSError as error:
         raise ModelFileError(path, "file", error.strerror or str(error)) from error
     return np.frombuffer(mapped, np.uint8)
+
+
+class _KnownEnds:
+    """Where the long arrays of strings in a file end, remembered between starts."""
+
+    LEAST = 10_000
+
+    def __init__(self, path: Path):
+        stat = path.stat()
+        name = hashlib.sha256(repr((path.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()
+        self._file = cache_folder() / "gguf" / f"{name[:32]}.json"
+        self.ends: dict[int, int] = {}
+        try:
+            stored = json.loads(self._file.read_text())
+            self.ends = {int(start): int(end) for start, end in stored.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            pass
+
+    def keep(self, arrays: list[Strings]) -> None:
+        """Remember the long ones, if they are news."""
+        ends = {array.start: array.end for array in arrays if len(array) >= self.LEAST}
+        if ends == self.ends or not ends:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._file.with_suffix(f".{os.getpid()}")
+            temporary.write_text(json.dumps(ends))
+            temporary.replace(self._file)
+        except OSError as error:
+            log.warning("the places of strings are not kept: %s", error)
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
@@ -190,7 +275,9 @@ def _place_tensors(
 
 
 def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    cursor = _Cursor(path, map_file(path))
+    data = map_file(path)
+    known = _KnownEnds(path)
+    cursor = _Cursor(path, data, known.ends)
     magic = bytes(cursor.view[cursor.need(4, "magic") : 4])
     if magic != MAGIC:
         raise cursor.fail("magic", f"{magic!r} is not a GGUF file's {MAGIC!r}")
@@ -209,7 +296,9 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     valid = isinstance(alignment, int) and 8 <= alignment <= 1 << 16
     if not valid or alignment & (alignment - 1):
         raise cursor.fail("general.alignment", f"{alignment!r} is not a power of two from 8 to 65536")
-    return metadata, _place_tensors(cursor, infos, alignment)
+    tensors = _place_tensors(cursor, infos, alignment)
+    known.keep(cursor.arrays)
+    return metadata, tensors
 
 
 def split_files(path: Path, metadata: dict[str, Any]) -> tuple[Path, ...]:
@@ -244,13 +333,13 @@ def read_gguf(path: Path) -> Checkpoint:
     return Checkpoint("gguf", files, metadata, tensors)
 
 
-def string_array(metadata: dict[str, Any], key: str) -> list[str]:
-    """A metadata array of strings, or []."""
-    value = metadata.get(key, [])
-    return value if isinstance(value, list) and all(isinstance(x, str) for x in value) else []
+def string_array(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    """A metadata array of strings, or ()."""
+    value = metadata.get(key)
+    return value if isinstance(value, Strings) else ()
 
 
-def number_array(metadata: dict[str, Any], key: str) -> npt.NDArray[Any] | None:
+def number_array(metadata: Mapping[str, Any], key: str) -> npt.NDArray[Any] | None:
     """A metadata array of numbers, or None."""
     value = metadata.get(key)
     return value if isinstance(value, np.ndarray) else None

@@ -32,14 +32,18 @@ class LayerCache:
                 f"the native backend keeps keys and values in bf16 or int8, not {group.kind}/{group.format}"
             )
 
+        # In small pages: the first tokens would otherwise commit 2 MB for every layer.
+        def memory(size: int) -> Bytes:
+            return _native.allocate(size, huge_pages=False)
+
         def numbers(width: int) -> Bytes:
             padded = -(-width // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
-            return _native.allocate(blocks * group.heads * BLOCK_SLOTS * padded * group.format.bytes)
+            return memory(blocks * group.heads * BLOCK_SLOTS * padded * group.format.bytes)
 
         def scales() -> npt.NDArray[np.float32] | None:
             if group.format is not KVFormat.INT8:
                 return None
-            return _native.allocate(blocks * group.heads * BLOCK_SLOTS * 4).view(np.float32)
+            return memory(blocks * group.heads * BLOCK_SLOTS * 4).view(np.float32)
 
         return cls(numbers(group.k_dim), numbers(group.v_dim), scales(), scales())
 
