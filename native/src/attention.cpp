@@ -53,6 +53,7 @@ void Executor::plan_attention() {
         split_parallel_ |= spread;
       }
   }
+  separate_ = !split_parallel_ && spans_.size() == (size_t)in_->rows;
   if (!split_parallel_) return;
   if ((int)partials_.size() < splits) partials_.resize(splits);
   size_t cells = (size_t)in_->rows * task_heads_ * task_group_;
@@ -174,6 +175,13 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, int t) {
 
 void Executor::run_attention(const AttentionOp& op, int instruction, int t) {
   const KVLayer& c = op.cache;
+  if (separate_) {  // no task reads what another one writes, so nobody has to wait
+    for (int i; (i = next_[instruction * 2].fetch_add(1, std::memory_order_relaxed)) < (int)tasks_.size();) {
+      rotate_and_write(op, tasks_[i].row0, tasks_[i].head);
+      attend(op, tasks_[i], t);
+    }
+    return;
+  }
   auto [u0, u1] = share(in_->rows * c.heads, t);
   for (int u = u0; u < u1; ++u) rotate_and_write(op, u / c.heads, u % c.heads);
   pool_.barrier();

@@ -3,8 +3,10 @@
 
 #include "pack.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -122,6 +124,10 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(code_.size() * 2 + 1);
   for (size_t i = 0; i < code_.size() * 2 + 1; ++i) next_[i].store(0, std::memory_order_relaxed);
   seconds_.fill(0);
+  if (draws) {
+    std::fill_n(drawn->tokens, (size_t)draws->rows * drawn->width, -1);
+    std::fill_n(drawn->logprobs, (size_t)draws->rows * drawn->width, std::numeric_limits<float>::quiet_NaN());
+  }
   std::vector<float> best(pool_.size());
   std::vector<int> index(pool_.size());
   pool_.run([&](int t) {
@@ -138,7 +144,7 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
         int winner = -1;
         for (int i = 0; i < pool_.size(); ++i)
           if (index[i] >= 0 && (winner < 0 || best[i] > best[winner])) winner = i;
-        drawn->token[0] = index[winner];
+        drawn->tokens[0] = index[winner];
       }
     } else {
       for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws->rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), *draws, r, *drawn);

@@ -156,6 +156,7 @@ class Executor {
   std::vector<std::vector<int32_t>> paths_;  // [rows] slots of positions base.. of a tree's row
   std::vector<AttentionTask> tasks_;
   bool split_parallel_ = false;
+  bool separate_ = false;                    // every span is one row: its tasks write and read on their own
   std::vector<Partial> partials_;            // [splits], each [rows * heads]
   std::unique_ptr<std::atomic<int>[]> next_; // [instructions] next task to take
   Scratch shared_;

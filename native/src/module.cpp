@@ -132,31 +132,47 @@ class PyExecutor {
   }
 };
 
-void step(PyExecutor& self, Array<int32_t> sequence, Array<int32_t> token, Array<int32_t> position, Array<int32_t> slot, Array<int32_t> parent,
-          Table<int32_t> tables, Array<int32_t> logit_rows) {
-  StepInput in{(int)token.shape(0), sequence.data(), token.data(), position.data(), slot.data(), parent.data(), tables.data(),
-               (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)};
+// Columns sequence, token, position, slot, parent of [5, rows].
+StepInput step_input(const Table<int32_t>& columns, const Table<int32_t>& tables, const Array<int32_t>& logit_rows) {
+  if (columns.shape(0) != 5) throw std::invalid_argument("rows are five columns");
+  const int rows = (int)columns.shape(1);
+  const int32_t* c = columns.data();
+  return {rows, c, c + rows, c + 2 * rows, c + 3 * rows, c + 4 * rows, tables.data(), (int)tables.shape(0), (int)tables.shape(1),
+          logit_rows.data(), (int)logit_rows.shape(0)};
+}
+
+void step(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows) {
+  StepInput in = step_input(columns, tables, logit_rows);
   nb::gil_scoped_release release;
   self.e.step(in, nullptr, nullptr);
 }
 
-void step_sampled(PyExecutor& self, Array<int32_t> sequence, Array<int32_t> token, Array<int32_t> position, Array<int32_t> slot, Array<int32_t> parent,
-                  Table<int32_t> tables, Array<int32_t> logit_rows, Array<float> temperature, Array<float> top_p, Array<float> min_p,
-                  Array<int32_t> top_k, Array<int32_t> choice, Array<int32_t> draw_position, Array<int32_t> stream, Array<int32_t> logprobs,
-                  Array<uint64_t> seed, Array<int32_t> adjust_start, Array<int32_t> adjust_token, Array<float> adjust_mul, Array<float> adjust_add,
-                  Array<int32_t> allowed_start, Array<int32_t> allowed_token, Out<int32_t> out_token, Out<float> out_logprob,
-                  OutTable<int32_t> top_tokens, OutTable<float> top_logprobs) {
-  StepInput in{(int)token.shape(0), sequence.data(), token.data(), position.data(), slot.data(), parent.data(), tables.data(),
-               (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)};
-  SampleInput draws{(int)temperature.shape(0), temperature.data(), top_p.data(), min_p.data(), top_k.data(), choice.data(), draw_position.data(),
-                    stream.data(), logprobs.data(), seed.data(), adjust_start.data(), adjust_token.data(), adjust_mul.data(), adjust_add.data(),
-                    allowed_start.data(), allowed_token.data()};
-  if (draws.rows != in.logits) throw std::invalid_argument("one draw for every logit row");
-  for (size_t i = 0; i < adjust_token.shape(0); ++i)
-    if (adjust_token.data()[i] < 0 || adjust_token.data()[i] >= self.e.vocabulary()) throw std::invalid_argument("an adjusted token is outside the vocabulary");
-  for (size_t i = 0; i < allowed_token.shape(0); ++i)
-    if (allowed_token.data()[i] < 0 || allowed_token.data()[i] >= self.e.vocabulary()) throw std::invalid_argument("an allowed token is outside the vocabulary");
-  SampleOutput out{(int)top_tokens.shape(1), out_token.data(), out_logprob.data(), top_tokens.data(), top_logprobs.data()};
+void check_tokens(const Array<int32_t>& start, const Array<int32_t>& token, int rows, int vocabulary) {
+  bool ok = (int)start.shape(0) == rows + 1 && start.data()[0] == 0 && start.data()[rows] == (int)token.shape(0);
+  for (int i = 0; ok && i < rows; ++i) ok = start.data()[i] <= start.data()[i + 1];
+  for (size_t i = 0; ok && i < token.shape(0); ++i) ok = token.data()[i] >= 0 && token.data()[i] < vocabulary;
+  if (!ok) throw std::invalid_argument("adjusted or allowed tokens are outside the vocabulary or out of order");
+}
+
+// `ints` is [5, draws]: top_k, choice, position, stream, logprobs; `floats` is [3, draws]: temperature, top_p, min_p.
+void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Table<int32_t> ints, Table<float> floats,
+                  Array<uint64_t> seed, Array<int32_t> adjust_start, Array<int32_t> adjust_token, Table<float> adjust_value,
+                  Array<int32_t> allowed_start, Array<int32_t> allowed_token, OutTable<int32_t> tokens, OutTable<float> logprobs) {
+  StepInput in = step_input(columns, tables, logit_rows);
+  const int n = (int)seed.shape(0), adjusted = (int)adjust_token.shape(0);
+  if (n != in.logits || ints.shape(0) != 5 || (int)ints.shape(1) != n || floats.shape(0) != 3 || (int)floats.shape(1) != n ||
+      adjust_value.shape(0) != 2 || (int)adjust_value.shape(1) != adjusted || (int)tokens.shape(0) != n || (int)logprobs.shape(0) != n ||
+      tokens.shape(1) != logprobs.shape(1) || tokens.shape(1) < 1)
+    throw std::invalid_argument("one draw for every logit row");
+  check_tokens(adjust_start, adjust_token, n, self.e.vocabulary());
+  check_tokens(allowed_start, allowed_token, n, self.e.vocabulary());
+  const int32_t* i = ints.data();
+  const float* f = floats.data();
+  for (int r = 0; r < n; ++r)
+    if (i[4 * n + r] >= (int)tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
+  SampleInput draws{n, f, f + n, f + 2 * n, i, i + n, i + 2 * n, i + 3 * n, i + 4 * n, seed.data(), adjust_start.data(), adjust_token.data(),
+                    adjust_value.data(), adjust_value.data() + adjusted, allowed_start.data(), allowed_token.data()};
+  SampleOutput out{(int)tokens.shape(1), tokens.data(), logprobs.data()};
   nb::gil_scoped_release release;
   self.e.step(in, &draws, &out);
 }

@@ -100,14 +100,16 @@ void log_probabilities(const float* logits, int vocabulary, const SampleInput& i
   int at;
   kernels().argmax(logits, vocabulary, &peak, &at);
   double log_sum = peak + std::log(kernels().sum_exp(logits, peak, vocabulary));
-  out.logprob[row] = (float)(logits[out.token[row]] - log_sum);
+  int32_t* tokens = out.tokens + (size_t)row * out.width;
+  float* values = out.logprobs + (size_t)row * out.width;
+  values[0] = (float)(logits[tokens[0]] - log_sum);
   int wanted = std::min(in.logprobs[row], vocabulary);
   std::vector<Candidate> c(vocabulary);
   for (int i = 0; i < vocabulary; ++i) c[i] = {logits[i], i};
   std::partial_sort(c.begin(), c.begin() + wanted, c.end());
   for (int i = 0; i < wanted; ++i) {
-    out.top_tokens[(size_t)row * out.most + i] = c[i].token;
-    out.top_logprobs[(size_t)row * out.most + i] = (float)(c[i].value - log_sum);
+    tokens[1 + i] = c[i].token;
+    values[1 + i] = (float)(c[i].value - log_sum);
   }
 }
 
@@ -141,7 +143,7 @@ void sample_row(const float* logits, int vocabulary, const SampleInput& in, int 
     if (filtered) token = draw_filtered(x, in, row);
     else sample_slice(x.data(), 0, vocabulary, in, row, &best, &token);
   }
-  out.token[row] = token;
+  out.tokens[(size_t)row * out.width] = token;
   if (in.logprobs[row] >= 0) log_probabilities(logits, vocabulary, in, row, out);
 }
 

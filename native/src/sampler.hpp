@@ -18,13 +18,11 @@ struct SampleInput {
   const int32_t *allowed_start, *allowed_token;  // CSR; an empty list allows all
 };
 
-// Outcomes, [rows] and [rows, most].
+// Outcomes, [rows][width]: column 0 is the token drawn, the others are the likeliest.
 struct SampleOutput {
-  int most;
-  int32_t* token;
-  float* logprob;
-  int32_t* top_tokens;
-  float* top_logprobs;
+  int width;
+  int32_t* tokens;
+  float* logprobs;
 };
 
 // Draw row `row` from logits [vocabulary]; called by one thread.

@@ -186,7 +186,7 @@ class Engine:
 def _logprob(sequence: Sequence, drawn: Drawn, index: int) -> TokenLogprob | None:
     if sequence.params.logprobs is None:
         return None
-    count = sequence.params.logprobs
-    tokens, values = drawn.top_tokens[index, :count], drawn.top_logprobs[index, :count]
-    top = tuple((int(t), float(v)) for t, v in zip(tokens, values, strict=True))
-    return TokenLogprob(int(drawn.token[index]), float(drawn.logprob[index]), top)
+    count = 1 + sequence.params.logprobs
+    tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
+    pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
+    return TokenLogprob(*pairs[0], tuple(pairs[1:]))

@@ -39,26 +39,43 @@ class Row(NamedTuple):
 class Rows:
     """The rows of one step as columns, each of shape [rows]; spans are contiguous.
 
-    `block_tables` is [sequences, blocks] int32 (unused entries are -1): the blocks that hold the
-    positions cached before the step, and those the step writes. `Row.sequence` indexes it.
+    `columns` is [5, rows]: sequence, token, position, slot, parent, in one piece so that a backend takes
+    them with one look. `logit_rows` are the indices of the rows that want logits, in order. `block_tables` is [sequences, blocks] int32 (unused entries are -1): the blocks
+    that hold the positions cached before the step, and those the step writes. `Row.sequence` indexes it.
     """
 
-    sequence: Int32Array
-    token: Int32Array
-    position: Int32Array
-    slot: Int32Array
-    parent: Int32Array
-    wants_logits: npt.NDArray[np.bool_]
+    columns: Int32Array
+    logit_rows: Int32Array
     adapter: Int32Array
     block_tables: Int32Array
 
     def __len__(self) -> int:
-        return len(self.token)
+        return self.columns.shape[1]
 
     @property
-    def logit_rows(self) -> Int32Array:
-        """Indices of the rows that want logits, in order."""
-        return np.flatnonzero(self.wants_logits).astype(np.int32)
+    def sequence(self) -> Int32Array:
+        """Index of each row's sequence in the block tables."""
+        return self.columns[0]
+
+    @property
+    def token(self) -> Int32Array:
+        """Token ids."""
+        return self.columns[1]
+
+    @property
+    def position(self) -> Int32Array:
+        """Logical positions."""
+        return self.columns[2]
+
+    @property
+    def slot(self) -> Int32Array:
+        """Cache slots."""
+        return self.columns[3]
+
+    @property
+    def parent(self) -> Int32Array:
+        """Rows that hold the token before, or NO_PARENT."""
+        return self.columns[4]
 
     @classmethod
     def of(cls, rows: Sequence[Row], block_tables: Sequence[Sequence[int]]) -> Rows:
@@ -67,15 +84,9 @@ class Rows:
         tables = np.full((len(block_tables), width), -1, np.int32)
         for index, table in enumerate(block_tables):
             tables[index, : len(table)] = table
-        columns = np.array([row[:5] for row in rows], np.int32).reshape(-1, 5).T
-        sequence, token, position, slot, parent = (np.ascontiguousarray(column) for column in columns)
         result = cls(
-            sequence,
-            token,
-            position,
-            slot,
-            parent,
-            wants_logits=np.array([row.wants_logits for row in rows], np.bool_),
+            np.ascontiguousarray(np.array([row[:5] for row in rows], np.int32).reshape(-1, 5).T),
+            logit_rows=np.array([i for i, row in enumerate(rows) if row.wants_logits], np.int32),
             adapter=np.array([row.adapter for row in rows], np.int32),
             block_tables=tables,
         )

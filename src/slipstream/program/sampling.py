@@ -109,60 +109,82 @@ class Draw:
     adjust: Sequence[tuple[int, float, float]] = ()
 
 
+def _starts(sizes: list[int]) -> npt.NDArray[np.int32]:
+    """Where each row's entries begin, and where the last one's end."""
+    starts = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
 @dataclass(frozen=True, slots=True)
 class DrawColumns:
-    """The draws of a step as columns, each [logit rows]; `adjust_*` are in CSR form."""
+    """The draws of a step as columns, in few pieces so that a backend takes them with few looks.
 
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int32]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
+    `ints` is [5, rows]: top_k, choice, position, stream, logprobs (-1: none). `floats` is [3, rows]:
+    temperature, top_p, min_p. `adjust_*` and `allowed_*` are in CSR form; `adjust_value` is
+    [2, entries]: multiplier, addend. A row without allowed tokens allows all.
+    """
+
+    ints: npt.NDArray[np.int32]
+    floats: npt.NDArray[np.float32]
     seed: npt.NDArray[np.uint64]
-    choice: npt.NDArray[np.int32]
-    position: npt.NDArray[np.int32]
-    stream: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.int32]
     adjust_start: npt.NDArray[np.int32]
     adjust_token: npt.NDArray[np.int32]
-    adjust_mul: npt.NDArray[np.float32]
-    adjust_add: npt.NDArray[np.float32]
-    allowed: tuple[tuple[int, ...], ...]
+    adjust_value: npt.NDArray[np.float32]
+    allowed_start: npt.NDArray[np.int32]
+    allowed_token: npt.NDArray[np.int32]
+    most_logprobs: int = 0
 
     @classmethod
     def of(cls, draws: Sequence[Draw]) -> DrawColumns:
         """Columns from single draws."""
         adjust = [entry for draw in draws for entry in draw.adjust]
-        sizes = [len(draw.adjust) for draw in draws]
+        params = [draw.params for draw in draws]
         return cls(
-            np.array([d.params.temperature for d in draws], np.float32),
-            np.array([d.params.top_k for d in draws], np.int32),
-            np.array([d.params.top_p for d in draws], np.float32),
-            np.array([d.params.min_p for d in draws], np.float32),
-            np.array([d.seed for d in draws], np.uint64),
-            np.array([d.choice for d in draws], np.int32),
-            np.array([d.position for d in draws], np.int32),
-            np.array([d.stream for d in draws], np.int32),
-            np.array([-1 if d.params.logprobs is None else d.params.logprobs for d in draws], np.int32),
-            np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+            np.array(
+                [
+                    [p.top_k for p in params],
+                    [draw.choice for draw in draws],
+                    [draw.position for draw in draws],
+                    [draw.stream for draw in draws],
+                    [-1 if p.logprobs is None else p.logprobs for p in params],
+                ],
+                np.int32,
+            ),
+            np.array(
+                [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], np.float32
+            ),
+            np.array([draw.seed for draw in draws], np.uint64),
+            _starts([len(draw.adjust) for draw in draws]),
             np.array([entry[0] for entry in adjust], np.int32),
-            np.array([entry[1] for entry in adjust], np.float32),
-            np.array([entry[2] for entry in adjust], np.float32),
-            tuple(d.params.allowed_tokens for d in draws),
+            np.array([[entry[1] for entry in adjust], [entry[2] for entry in adjust]], np.float32),
+            _starts([len(p.allowed_tokens) for p in params]),
+            np.array([token for p in params for token in p.allowed_tokens], np.int32),
+            max((p.logprobs or 0 for p in params), default=0),
         )
 
     def __len__(self) -> int:
-        return len(self.temperature)
+        return len(self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The outcome, each [logit rows]: token ids and, where asked for, log-probabilities.
+    """The outcome. `tokens` and `logprobs` are [logit rows, 1 + most asked for].
 
-    `top_tokens` and `top_logprobs` are [logit rows, most asked for]; entries past a row's own number
-    are -1. `logprob` is NaN in rows that did not ask.
+    Column 0 is the token that was drawn (its log-probability is NaN in rows that did not ask), the
+    others are the likeliest, in order; entries past a row's own number are -1 and NaN.
     """
 
-    token: npt.NDArray[np.int32]
-    logprob: npt.NDArray[np.float32]
-    top_tokens: npt.NDArray[np.int32]
-    top_logprobs: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, draws: DrawColumns) -> Drawn:
+        """Room for the outcome of `draws`, to be filled."""
+        shape = (len(draws), 1 + draws.most_logprobs)
+        return cls(np.empty(shape, np.int32), np.empty(shape, np.float32))
+
+    @property
+    def token(self) -> npt.NDArray[np.int32]:
+        """The drawn tokens [logit rows]."""
+        return self.tokens[:, 0]

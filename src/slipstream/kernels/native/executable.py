@@ -53,6 +53,7 @@ class NativeExecutable:
         self.program, self.executor, self.packings = program, executor, packings
         self.caches, self.blocks = caches, blocks
         self.stored_bytes = stored_bytes
+        self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
 
     @property
     def isa(self) -> str:
@@ -96,15 +97,7 @@ class NativeExecutable:
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Compute the rows; draw a token for every logit row if `draws` are given."""
         wanted = rows.logit_rows
-        columns = (
-            rows.sequence,
-            rows.token,
-            rows.position,
-            rows.slot,
-            rows.parent,
-            rows.block_tables,
-            wanted,
-        )
+        columns = (rows.columns, rows.block_tables, wanted)
         drawn = None
         if draws is None or not len(wanted):
             self.executor.step(*columns)
@@ -114,7 +107,7 @@ class NativeExecutable:
         if logits:
             scores = np.empty((len(wanted), self.program.vocabulary), np.float32)
             self.executor.copy_logits(scores)
-        return StepOutput(drawn, scores, self._taps(len(rows)))
+        return StepOutput(drawn, scores, self._tapped(len(rows)))
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
@@ -122,46 +115,28 @@ class NativeExecutable:
             cache.copy(pairs, self.blocks)
 
     def _step_sampled(self, columns: tuple[npt.NDArray[np.int32], ...], draws: DrawColumns) -> Drawn:
-        n = len(draws)
-        most = max(0, int(draws.logprobs.max(initial=0)))
-        out = Drawn(
-            np.empty(n, np.int32),
-            np.full(n, np.nan, np.float32),
-            np.full((n, most), -1, np.int32),
-            np.full((n, most), np.nan, np.float32),
-        )
-        allowed = [token for tokens in draws.allowed for token in tokens]
-        allowed_start = np.cumsum([0, *(len(tokens) for tokens in draws.allowed)]).astype(np.int32)
+        out = Drawn.empty(draws)
         self.executor.step_sampled(
             *columns,
-            draws.temperature,
-            draws.top_p,
-            draws.min_p,
-            draws.top_k,
-            draws.choice,
-            draws.position,
-            draws.stream,
-            draws.logprobs,
+            draws.ints,
+            draws.floats,
             draws.seed,
             draws.adjust_start,
             draws.adjust_token,
-            draws.adjust_mul,
-            draws.adjust_add,
-            allowed_start,
-            np.array(allowed, np.int32),
-            out.token,
-            out.logprob,
-            out.top_tokens,
-            out.top_logprobs,
+            draws.adjust_value,
+            draws.allowed_start,
+            draws.allowed_token,
+            out.tokens,
+            out.logprobs,
         )
         return out
 
-    def _taps(self, rows: int) -> dict[str, Float32Array]:
+    def _tapped(self, rows: int) -> dict[str, Float32Array]:
         taps = {}
-        for index, op in enumerate(op for op in self.program.ops if isinstance(op, ops.Tap)):
-            values = np.empty(rows * self.program.widths[op.x], np.float32)
+        for index, (name, width) in enumerate(self._taps):
+            values = np.empty(rows * width, np.float32)
             self.executor.copy_tap(index, values)
-            taps[op.name] = values.reshape(rows, -1)
+            taps[name] = values.reshape(rows, width)
         return taps
 
 

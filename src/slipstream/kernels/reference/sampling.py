@@ -15,12 +15,12 @@ def adjusted(logits: Float32Array, draws: DrawColumns, row: int) -> Float32Array
     """A row's logits [vocabulary] after penalties, bias and bans."""
     result = logits.copy()
     span = slice(draws.adjust_start[row], draws.adjust_start[row + 1])
-    tokens, mul = draws.adjust_token[span], draws.adjust_mul[span]
+    tokens, (mul, add) = draws.adjust_token[span], draws.adjust_value[:, span]
     old = result[tokens]
-    result[tokens] = np.where(old > 0, old / mul, old * mul) + draws.adjust_add[span]
-    if draws.allowed[row]:
+    result[tokens] = np.where(old > 0, old / mul, old * mul) + add
+    allowed = draws.allowed_token[draws.allowed_start[row] : draws.allowed_start[row + 1]]
+    if len(allowed):
         kept = np.full_like(result, -np.inf)
-        allowed = list(draws.allowed[row])
         kept[allowed] = result[allowed]
         return kept
     return result
@@ -44,31 +44,24 @@ def keep(scaled: Float32Array, top_k: int, top_p: float, min_p: float) -> npt.ND
 def draw(logits: Float32Array, draws: DrawColumns) -> Drawn:
     """Tokens and log-probabilities for logits [rows, vocabulary]."""
     rows, vocabulary = logits.shape
-    most = max(0, int(draws.logprobs.max(initial=0)))
-    token = np.empty(rows, np.int32)
-    logprob = np.full(rows, np.nan, np.float32)
-    top_tokens = np.full((rows, most), -1, np.int32)
-    top_logprobs = np.full((rows, most), np.nan, np.float32)
+    out = Drawn.empty(draws)
+    out.tokens.fill(-1)
+    out.logprobs.fill(np.nan)
     for row in range(rows):
+        top_k, choice, position, stream, wanted = (int(value) for value in draws.ints[:, row])
+        temperature, top_p, min_p = draws.floats[:, row]
         scores = adjusted(logits[row], draws, row)
-        if draws.temperature[row] > 0:
-            scores = scores / draws.temperature[row]
-            mask = keep(scores, int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row]))
-            words = random_words(
-                int(draws.seed[row]),
-                int(draws.choice[row]),
-                int(draws.position[row]),
-                int(draws.stream[row]),
-                vocabulary,
-            )
+        if temperature > 0:
+            scores = scores / temperature
+            mask = keep(scores, top_k, float(top_p), float(min_p))
+            words = random_words(int(draws.seed[row]), choice, position, stream, vocabulary)
             scores = np.where(mask, scores + gumbel(words), np.float32(-np.inf))
-        token[row] = scores.argmax()
-        wanted = int(draws.logprobs[row])
+        out.tokens[row, 0] = scores.argmax()
         if wanted >= 0:
             raw = logits[row].astype(np.float64)
             log_sum = raw.max() + np.log(np.exp(raw - raw.max()).sum())
-            logprob[row] = raw[token[row]] - log_sum
             best = np.argsort(-logits[row], kind="stable")[:wanted]
-            top_tokens[row, :wanted] = best
-            top_logprobs[row, :wanted] = raw[best] - log_sum
-    return Drawn(token, logprob, top_tokens, top_logprobs)
+            out.tokens[row, 1 : 1 + len(best)] = best
+            shown = np.append(out.tokens[row, 0], best)
+            out.logprobs[row, : len(shown)] = raw[shown] - log_sum
+    return out
