@@ -128,6 +128,19 @@ def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
     assert "of the ceiling" not in run("bench", "prefill", str(tiny_gguf), "--tokens", "50").stderr
 
 
+def test_quality(tiny_gguf: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    arguments = ("quality", str(tiny_gguf), "--text", str(text), "--tokens", "300", "--context", "128", "--json")
+    report = json.loads(run(*arguments).stdout)
+    assert report["tokens"] == 300
+    assert 0 < report["mean_kl"] < 0.01
+    assert report["top1_agreement"] > 0.9
+    coarse = json.loads(run(*arguments, "--kv-cache-dtype", "int8").stdout)
+    assert coarse["mean_kl"] != report["mean_kl"]
+    assert "--text" in run("quality", str(tiny_gguf), "--text", str(tmp_path / "none")).stderr
+
+
 def test_pull_says_where(tiny_gguf: Path) -> None:
     report = json.loads(run("pull", str(tiny_gguf), "--json").stdout)
     assert report["path"] == str(tiny_gguf)

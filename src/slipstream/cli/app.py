@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, chat, generate, pull
+from slipstream.cli import bench, chat, generate, pull, quality
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("pull")(pull.pull)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("quality")(quality.quality)
 app.add_typer(bench.app, name="bench")
 
 

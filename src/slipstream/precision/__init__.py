@@ -1,0 +1,5 @@
+"""Layer 4: what a precision costs; later quantising and repacking."""
+
+from slipstream.precision.quality import Quality, compare
+
+__all__ = ["Quality", "compare"]
