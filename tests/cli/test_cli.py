@@ -125,7 +125,9 @@ def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == report
     out = run("bench", "prefill", str(tiny_gguf), "--tokens", "100", "--turns", "1", "--json")
     assert {"tok_s", "ops", "peak_ops"} <= json.loads(out.stdout).keys()
-    assert "of the ceiling" not in run("bench", "prefill", str(tiny_gguf), "--tokens", "50").stderr
+    table = run("bench", "table", str(tmp_path)).stdout
+    assert "| decode, " in table
+    assert report["command"] in table
 
 
 def test_quality(tiny_gguf: Path, tmp_path: Path) -> None:

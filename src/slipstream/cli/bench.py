@@ -91,6 +91,18 @@ def prefill(
         table(f"prefill of {tokens} tokens, {result['model']}, {result['isa']}", rows)
 
 
+@app.command("table")
+def results(
+    folder: Annotated[Path, typer.Argument(help="A folder with recorded JSON results.")],
+) -> None:
+    """Print recorded results as a Markdown table."""
+    from slipstream.bench.table import results_table
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    print(results_table(folder))
+
+
 def _counts(text: str) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]

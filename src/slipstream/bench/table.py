@@ -1,0 +1,64 @@
+"""A Markdown table of recorded results: one section per folder, one row per file."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+
+def _decode(r: dict[str, Any]) -> str:
+    ratios = ", ".join(f"{n}: {ratio:.2f}" for n, ratio in r["step_ratio"].items() if n != "1")
+    spread = r["spread"]["fraction_of_ceiling"]
+    return (
+        f"{r['tok_s']:.1f} tokens/s, {r['fraction_of_ceiling']:.0%} of the ceiling of {r['ceiling_tok_s']:.1f} "
+        f"(turns {spread['min']:.0%}-{spread['max']:.0%}; read {r['read_gb_s']:.1f} GB/s, "
+        f"{r['bytes_per_token'] / 1e6:.0f} MB a token); step over one row at {ratios}"
+    )
+
+
+def _prefill(r: dict[str, Any]) -> str:
+    return (
+        f"{r['tok_s']:.0f} tokens/s over {r['tokens']} tokens, "
+        f"{r['ops'] / 1e12:.3f} of {r['peak_ops'] / 1e12:.3f} TOP/s "
+        f"({r['fraction_of_peak']:.0%})"
+    )
+
+
+def _quality(r: dict[str, Any]) -> str:
+    return (
+        f"mean KL {r['mean_kl']:.5f}, top-1 {r['top1_agreement']:.2%} over {r['tokens']} tokens; "
+        f"keys and values {r['kv_cache_dtype']}"
+    )
+
+
+def _row(result: dict[str, Any]) -> tuple[str, str] | None:
+    for key, kind, describe in (
+        ("step_seconds", "decode", _decode),
+        ("peak_ops", "prefill", _prefill),
+        ("mean_kl", "quality", _quality),
+    ):
+        if key in result:
+            return f"{kind}, {result['model']}", describe(result)
+    return None
+
+
+def results_table(folder: Path) -> str:
+    """Markdown of all recorded results under `folder`; files that are no results are passed over."""
+    sections: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            result = json.loads(path.read_text())
+            row = _row(result)
+        except (ValueError, KeyError, TypeError):
+            continue
+        if row is None:
+            continue
+        m = result["machine"]
+        section = f"{m['processor']}, {m['cores']} cores, {m['isa']}"
+        sections[section].append(f"| {row[0]} | {row[1]} | {result['date']} | `{result['command']}` |")
+    lines = ["# Recorded results", "", "Made by `slipstream bench table benchmarks`; each row is a JSON file here."]
+    for section, rows in sections.items():
+        lines += ["", f"## {section}", "", "| what | result | date | command |", "|---|---|---|---|", *rows]
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""The pack cache: a second start reads it; damage, other files and full disks are survived."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.kernels.native import NativeBackend, _native
+from slipstream.kernels.native import executable as executable_module
+from slipstream.models import read_config, record_program
+from slipstream.models.weights import ModelWeights
+from slipstream.weights.gguf import read_gguf
+from tests.conftest import write_tiny_gguf
+from tests.stepping import run_alone
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "cache" / "packed"
+
+
+def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, int]:
+    """Logits of a fresh start, and how many matrices were packed for it."""
+    packed = 0
+    original = executable_module.pack
+
+    def counting(*arguments: object) -> None:
+        nonlocal packed
+        packed += 1
+        original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executable_module, "pack", counting)
+    checkpoint = read_gguf(path)
+    config = read_config(checkpoint)
+    program, weights = record_program(config, max_len=64), ModelWeights(config, checkpoint)
+    result = run_alone(NativeBackend(2, files=(path,)).compile(program, weights, 2), [1, 2, 3, 4])
+    monkeypatch.setattr(executable_module, "pack", original)
+    return result, packed
+
+
+def test_second_start_damage_and_other_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path)
+    expected, packed = start(path, monkeypatch)
+    assert packed > 5
+    again, packed = start(path, monkeypatch)
+    assert packed == 0
+    assert np.array_equal(again, expected)
+    file = next(folder.glob("*.pack"))
+    good = file.read_bytes()
+    for damaged in (good[:-9000], good[:5000], b"", b"SLIPPACK" + b"\xff" * 5000, flipped(good)):
+        file.write_bytes(damaged)
+        again, packed = start(path, monkeypatch)
+        assert packed > 5
+        assert np.array_equal(again, expected)
+    write_tiny_gguf(path, seed=1)
+    other, packed = start(path, monkeypatch)
+    assert packed > 5
+    assert not np.array_equal(other, expected)
+
+
+def flipped(raw: bytes) -> bytes:
+    data = bytearray(raw)
+    data[len(data) // 2] ^= 1
+    return bytes(data)
+
+
+def test_a_disk_that_refuses_costs_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path)
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        start(path, monkeypatch)
+    assert "not kept" in caplog.text
+
+
+def test_old_models_are_forgotten(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(10):
+        path = tmp_path / f"{seed}.gguf"
+        write_tiny_gguf(path, seed=seed)
+        start(path, monkeypatch)
+    assert len(list(folder.glob("*.pack"))) == 8
+
+
+def test_checksums_see_every_byte() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 1000, dtype=np.uint8)
+    base = _native.checksum(data)
+    for at in range(1000):
+        data[at] ^= 1
+        assert _native.checksum(data) != base
+        data[at] ^= 1
+    assert _native.checksum(data[:-1]) != base

