@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.errors import UsageError
-from slipstream.kernels import Executable
+from slipstream.kernels import Backend, Executable
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat
@@ -89,12 +90,15 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
     max_len = options.max_len or min(config.context, DEFAULT_MAX_LEN)
     if max_len > config.context:
         raise UsageError(f"--max-model-len {max_len} is more than the model's context of {config.context}")
-    tokenizer = load_tokenizer(checkpoint)
     blocks = -(-max_len // BLOCK_SLOTS) * options.sequences
     kv_format = KVFormat.F32 if options.backend != "native" else options.kv_format
     program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
     weights = ModelWeights(config, checkpoint)
-    executable, max_rows = _compile(options, checkpoint, progress)(program, weights, blocks)
+    # Reading packed weights leaves the interpreter free for the tokenizer.
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(_backend(options, checkpoint, progress).compile, program, weights, blocks)
+        tokenizer = load_tokenizer(checkpoint)
+        executable = compiling.result()
     return Model(
         reference,
         config,
@@ -103,27 +107,23 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
         program.cache,
         blocks,
         max_len,
-        max_rows,
+        options.max_rows,
         sum(file.stat().st_size for file in checkpoint.files),
         tokenizer.eos,
     )
 
 
-def _compile(
-    options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None
-) -> Callable[..., tuple[Executable, int]]:
-    """The chosen backend's compile, returning also the most rows of a step."""
+def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None) -> Backend:
     if options.backend == "native":
         from slipstream.kernels.native import NativeBackend
 
         files: tuple[Path, ...] = checkpoint.files if options.pack_cache else ()
         report = (lambda done, total: progress("packing", done, total)) if progress else None
-        backend = NativeBackend(options.threads, options.max_rows, options.quantization, files, report)
-        return lambda *arguments: (backend.compile(*arguments), options.max_rows)
+        return NativeBackend(options.threads, options.max_rows, options.quantization, files, report)
     if options.backend == "torch":
         from slipstream.kernels.torch import TorchBackend
 
-        return lambda *arguments: (TorchBackend().compile(*arguments), options.max_rows)
+        return TorchBackend()
     from slipstream.kernels.reference import ReferenceBackend
 
-    return lambda *arguments: (ReferenceBackend().compile(*arguments), options.max_rows)
+    return ReferenceBackend()

@@ -68,9 +68,15 @@ class ModelWeights:
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint):
         self.config, self.checkpoint = config, checkpoint
+        self._stored: dict[tuple[WeightUse, ShardPlan], StoredRows] = {}
 
     def stored(self, use: WeightUse, shard: ShardPlan) -> StoredRows:
         """The weight as it lies in the file. Raises ModelFileError if its shape is not the program's."""
+        if (use, shard) not in self._stored:
+            self._stored[use, shard] = self._locate(use, shard)
+        return self._stored[use, shard]
+
+    def _locate(self, use: WeightUse, shard: ShardPlan) -> StoredRows:
         source, tensor = locate(self.config, self.checkpoint, use.name)
         size = shard.size if use.shard != "none" else 1
         expected = list(use.shape)

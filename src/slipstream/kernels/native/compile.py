@@ -48,6 +48,7 @@ class Compiler:
         self.ropes: dict[Value, ops.Rope] = {}
         self.written: dict[tuple[int, int], ops.KVWrite] = {}
         self.done: set[int] = set()
+        self.last_uses: dict[Value, int] = {}
         self.tables: dict[tuple[str, float], tuple[Float32Array, Float32Array]] = {}
 
     def compile(self) -> None:
@@ -202,6 +203,11 @@ class Compiler:
 
     def _last_use(self, value: Value) -> int:
         """Index of the op whose instruction reads the value last, through what is folded into it."""
+        if value not in self.last_uses:
+            self.last_uses[value] = self._find_last_use(value)
+        return self.last_uses[value]
+
+    def _find_last_use(self, value: Value) -> int:
         last = -1
         for user in self.consumers[value]:
             op = self.program.ops[user]
