@@ -7,7 +7,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/src/*.?pp native/src/*
 # The CPU build of torch is the correctness reference of the tests; nothing else needs it.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-long lint format bench clean
+.PHONY: demo test test-long sanitize lint format bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/slipstream generate smollm2-135m --chat --seed 7 -p "Explain in three sentences why the sky is blue."
@@ -27,6 +27,20 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The kernels' and the engine's tests with address and undefined-behaviour sanitizers in the extension.
+SANITIZED := build/sanitize
+sanitize: $(VENV)/.dev
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DSLIPSTREAM_SANITIZE=ON > /dev/null
+	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || (tail -30 $(SANITIZED)/log; exit 1)
+	rm -rf $(SANITIZED)/src && cp -r src $(SANITIZED)/src
+	rm -f $(SANITIZED)/src/slipstream/kernels/native/*.so
+	cp $(SANITIZED)/_native*.so $(SANITIZED)/src/slipstream/kernels/native/
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python native/sanitized_tests.py $(SANITIZED)/src \
+	  tests/kernels tests/engine tests/weights/test_dequantize.py \
+	  -k "not torch and not forced" -p no:cacheprovider
 
 bench: $(VENV)/.base
 	$(BIN)/slipstream bench decode smollm2-135m
