@@ -28,29 +28,29 @@ Phase phase_of(Instruction::Kind kind) {
   }
 }
 
-Acts make_acts(int rows, int k, bool ints, bool f32, bool bf16, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
+Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
   Acts a{rows, (k + kGroup - 1) / kGroup, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   size_t groups = (size_t)rows * a.groups, numbers = groups * kGroup;
   // Tiles of 8, 12 or 16 rows may read past the rows there are, into what follows, and drop what comes of it.
   constexpr size_t kSlack = kTileRows * kGroup;
-  size_t need = groups * 2 + (f32 ? numbers : 0) + (bf16 ? numbers : 0) + kSlack;
+  size_t need = groups * 2 + (n.f32 ? numbers : 0) + (n.bf16 ? numbers : 0) + kSlack;
   if (floats.size() < need) floats.resize(need);
-  if (ints && q.size() < numbers + kSlack + 64) q.resize(numbers + kSlack + 64);
-  if (ints && sums.size() < groups * 2 + kSlack) sums.resize(groups * 2 + kSlack);
+  if (n.ints && q.size() < numbers + kSlack + 64) q.resize(numbers + kSlack + 64);
+  if (n.ints && sums.size() < groups * 2 + kSlack) sums.resize(groups * 2 + kSlack);
   float* at = floats.data();
   a.scale = at;
   a.mean = at + groups;
   at += groups * 2;
-  if (ints) {
+  if (n.ints) {
     a.q = (int8_t*)(((uintptr_t)q.data() + 63) & ~(uintptr_t)63);
     a.sum = sums.data();
     a.pair = sums.data() + groups;
   }
-  if (f32) {
+  if (n.f32) {
     a.f32 = at;
     at += numbers;
   }
-  if (bf16) a.bf16 = at;
+  if (n.bf16) a.bf16 = at;
   return a;
 }
 
@@ -238,57 +238,41 @@ void Executor::run_norm(const NormOp& op, int t) {
   }
 }
 
-Acts Executor::shared_acts(int rows, int k, bool ints, bool f32, bool bf16) {
-  return make_acts(rows, k, ints, f32, bf16, shared_.q, shared_.acts, shared_.sums);
-}
-
-Acts Executor::private_acts(Scratch& s, int rows, int k, bool ints, bool f32, bool bf16) {
-  return make_acts(rows, k, ints, f32, bf16, s.q, s.acts, s.sums);
-}
-
-void Executor::prepare(const Acts& a, const float* x, size_t stride, const int32_t* map, int k, const float* norm, float eps, int r0, int r1, float* scratch) {
+void Executor::prepare(const Acts& a, const Buffer& x, const int32_t* map, const float* norm, float eps, int r0, int r1, float* scratch) {
   for (int r = r0; r < r1; ++r) {
-    const float* row = x + (map ? map[r] : r) * stride;
+    const float* row = x.data.data() + (size_t)(map ? map[r] : r) * x.stride;
     if (norm) {
-      kernels().rmsnorm(row, norm, eps, 1, k, scratch);
+      kernels().rmsnorm(row, norm, eps, 1, x.width, scratch);
       row = scratch;
     }
-    kernels().prepare(row, k, r, a);
+    kernels().prepare(row, x.width, r, a);
   }
 }
 
-namespace {
-
-struct Needs {
-  bool ints = false, f32 = false, bf16 = false;
-  void of(Format f) {
-    if (is_int(f)) ints = true;
-    else if (f == Format::BF16) bf16 = true;
-    else f32 = true;
+// Few rows: every thread prepares all of them for itself. Many: they share the work, and wait for one another.
+Acts Executor::activations(const Buffer& x, int rows, const int32_t* map, const float* norm, float eps, Needs n, int t) {
+  Scratch& own = scratch_[t];
+  if ((int)own.run.size() < x.stride) own.run.resize(x.stride);
+  if (rows <= kPrivateRows) {
+    Acts a = make_acts(rows, x.width, n, own.q, own.acts, own.sums);
+    prepare(a, x, map, norm, eps, 0, rows, own.run.data());
+    return a;
   }
-};
-
-}  // namespace
+  auto shared = [&] { return make_acts(rows, x.width, n, shared_.q, shared_.acts, shared_.sums); };
+  if (t == 0) shared();  // grows once; after the barrier there are only pointers to take
+  pool_.barrier();
+  Acts a = shared();
+  auto [r0, r1] = share(rows, t);
+  prepare(a, x, map, norm, eps, r0, r1, own.run.data());
+  pool_.barrier();
+  return a;
+}
 
 void Executor::run_linear(const LinearOp& op, int t) {
-  Buffer& x = buffers_[op.x];
-  const int rows = in_->rows, k = x.width;
+  const int rows = in_->rows;
   Needs n;
   for (const LinearPart& p : op.parts) n.of(p.w.format);
-  Scratch& s = scratch_[t];
-  if ((int)s.run.size() < x.stride) s.run.resize(x.stride);
-  Acts a;
-  if (rows <= kPrivateRows) {
-    a = private_acts(s, rows, k, n.ints, n.f32, n.bf16);
-    prepare(a, x.row(0), x.stride, nullptr, k, op.norm, op.eps, 0, rows, s.run.data());
-  } else {
-    if (t == 0) shared_acts(rows, k, n.ints, n.f32, n.bf16);  // grow once, then only pointers
-    pool_.barrier();
-    a = shared_acts(rows, k, n.ints, n.f32, n.bf16);
-    auto [r0, r1] = share(rows, t);
-    prepare(a, x.row(0), x.stride, nullptr, k, op.norm, op.eps, r0, r1, s.run.data());
-    pool_.barrier();
-  }
+  Acts a = activations(buffers_[op.x], rows, nullptr, op.norm, op.eps, n, t);
   for (const LinearPart& part : op.parts) {
     Buffer& out = buffers_[part.out];
     auto [p0, p1] = share(part.w.panels(), t);
@@ -308,24 +292,10 @@ void Executor::run_linear(const LinearOp& op, int t) {
 }
 
 void Executor::run_logits(const LogitsOp& op, int t) {
-  Buffer& x = buffers_[op.x];
-  const int rows = in_->logits, k = x.width;
+  const int rows = in_->logits;
   Needs n;
   n.of(op.w.format);
-  Scratch& s = scratch_[t];
-  if ((int)s.run.size() < x.stride) s.run.resize(x.stride);
-  Acts a;
-  if (rows <= kPrivateRows) {
-    a = private_acts(s, rows, k, n.ints, n.f32, n.bf16);
-    prepare(a, x.row(0), x.stride, in_->logit_rows, k, op.norm, op.eps, 0, rows, s.run.data());
-  } else {
-    if (t == 0) shared_acts(rows, k, n.ints, n.f32, n.bf16);
-    pool_.barrier();
-    a = shared_acts(rows, k, n.ints, n.f32, n.bf16);
-    auto [r0, r1] = share(rows, t);
-    prepare(a, x.row(0), x.stride, in_->logit_rows, k, op.norm, op.eps, r0, r1, s.run.data());
-    pool_.barrier();
-  }
+  Acts a = activations(buffers_[op.x], rows, in_->logit_rows, op.norm, op.eps, n, t);
   auto [p0, p1] = share(op.w.panels(), t);
   kernels().linear(op.w, p0, p1, a, 0, rows, logits_.data(), logits_stride_);
   int c0 = p0 * kPanel, c1 = p1 * kPanel < op.w.n ? p1 * kPanel : op.w.n;

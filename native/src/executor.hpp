@@ -76,6 +76,16 @@ struct Instruction {
   int index;
 };
 
+// In which forms matrices of some formats want their activations.
+struct Needs {
+  bool ints = false, f32 = false, bf16 = false;
+  void of(Format f) {
+    if (is_int(f)) ints = true;
+    else if (f == Format::BF16) bf16 = true;
+    else f32 = true;
+  }
+};
+
 class Executor {
  public:
   Executor(int threads, int max_rows);
@@ -132,9 +142,8 @@ class Executor {
   void block_of(const AttentionOp&, const Span&, int row, int block, int place, int t, KVBlock& out);
   void finish(const AttentionOp&, int row, int head, const float* out, float total);
   // Quantise rows [r0, r1) of x (normed first, if norm is given), gathered through `map` if it is not null.
-  void prepare(const Acts& a, const float* x, size_t stride, const int32_t* map, int k, const float* norm, float eps, int r0, int r1, float* scratch);
-  Acts shared_acts(int rows, int k, bool ints, bool f32, bool bf16);
-  Acts private_acts(Scratch& s, int rows, int k, bool ints, bool f32, bool bf16);
+  void prepare(const Acts& a, const Buffer& x, const int32_t* map, const float* norm, float eps, int r0, int r1, float* scratch);
+  Acts activations(const Buffer& x, int rows, const int32_t* map, const float* norm, float eps, Needs n, int t);
   std::pair<int, int> share(int n, int t) const { return {(int)((long)n * t / pool_.size()), (int)((long)n * (t + 1) / pool_.size())}; }
 
   Pool pool_;
