@@ -22,6 +22,9 @@ struct Acts {
   }
 };
 
+// Kinds of arithmetic whose peak is measured; bf16 without tiles is done with float32 multiply-adds.
+enum class Arithmetic : int { Int8, Bf16, F32 };
+
 enum class Activation : int { Silu, GeluTanh };
 
 // Geometry of one attention layer over its cache; blocks are [heads][...] inside.
@@ -96,8 +99,8 @@ struct Kernels {
   double (*sum_exp)(const float* x, float peak, int n);
   // Read n bytes (a multiple of 256) and fold them into one number: memory bandwidth and nothing else.
   uint32_t (*read)(const uint8_t* p, size_t n);
-  // Multiply and add int8 numbers in registers `rounds` times; returns the operations done (a multiply-add is 2).
-  double (*burn)(long rounds);
+  // Multiply and add in registers `rounds` times; returns the operations done (a multiply-add is 2).
+  double (*burn)(Arithmetic, long rounds);
 };
 
 // The kernels in use, chosen at load or by `select_kernels`; throws std::runtime_error if `name` is unknown or

@@ -34,6 +34,13 @@ Format format_of(const std::string& name) {
   throw std::invalid_argument("unknown packed format " + name);
 }
 
+Arithmetic arithmetic_of(const std::string& name) {
+  if (name == "int8") return Arithmetic::Int8;
+  if (name == "bf16") return Arithmetic::Bf16;
+  if (name == "f32") return Arithmetic::F32;
+  throw std::invalid_argument("unknown arithmetic " + name);
+}
+
 struct PyMatrix {
   Matrix m;
   Bytes data;
@@ -72,14 +79,15 @@ uint64_t checksum(Array<uint8_t> data) {
   return sum >> 1;
 }
 
-// Operations a second of int8 arithmetic in registers, over all threads together.
-double peak_ops(int threads, double seconds) {
+// Operations a second of arithmetic in registers, over all threads together.
+double peak_ops(const std::string& kind, int threads, double seconds) {
+  const Arithmetic arithmetic = arithmetic_of(kind);
   Pool pool(threads);
-  long rounds = 1 << 16;
+  long rounds = 64;
   for (;;) {
     std::vector<double> ops(threads);
     auto start = std::chrono::steady_clock::now();
-    pool.run([&](int t) { ops[t] = kernels().burn(rounds); });
+    pool.run([&](int t) { ops[t] = kernels().burn(arithmetic, rounds); });
     double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), total = 0;
     for (double o : ops) total += o;
     if (took >= seconds) return total / took;
@@ -201,7 +209,7 @@ NB_MODULE(_native, m) {
   m.def("usable_cores", &usable_cores);
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
   m.def("checksum", &checksum, nb::arg("data"));
-  m.def("peak_ops", &peak_ops, nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("peak_ops", &peak_ops, nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 

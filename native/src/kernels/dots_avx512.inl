@@ -56,12 +56,11 @@ inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q
   }
 }
 
-double burn(long rounds) {
+double burn_int8(long rounds) {
   __m512i w = _mm512_set1_epi8(3), sums[8];
   for (__m512i& sum : sums) sum = _mm512_set1_epi32(0);
   for (long i = 0; i < rounds; ++i) {
     for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, w, w);
-    asm volatile("" ::: "memory");
   }
   volatile int sink = 0;
   alignas(64) int32_t lanes[16];

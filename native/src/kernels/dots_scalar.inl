@@ -30,7 +30,7 @@ inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q
 
 namespace {
 
-double burn(long rounds) {
+double burn_int8(long rounds) {
   volatile int8_t a = 3, b = 5;
   volatile int32_t sink = 0;
   int32_t sums[8] = {};

@@ -87,7 +87,14 @@ inline void panel_rows(const Matrix& w, int p, const Acts& a, int r, float* y, s
   }
 }
 
-// Rows are taken SLIP_ROWS at a time (what the registers hold), never across a tile of activations.
+// Rows that a panel takes at once: what the registers hold. K-quants keep a minimum and small scales there as well.
+template <Format T> constexpr int most_rows() {
+  if constexpr (is_int(T))
+    if (int_shape(T).sub != Sub::None || int_shape(T).minimum) return SLIP_ROWS < 6 ? SLIP_ROWS : 6;
+  return SLIP_ROWS;
+}
+
+// Never across a tile of activations.
 template <Format T, int M>
 inline void row_block(int rows, const Matrix& w, int p, const Acts& a, int r, float* y, size_t ldy) {
   if constexpr (M > 1)
@@ -103,8 +110,9 @@ void linear_format(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r
     for (int p = p0; p < p1; ++p)
       for (int r = top; r < end;) {
         int stop = (r / kTileRows + 1) * kTileRows, left = (stop < end ? stop : end) - r;
-        if (left > SLIP_ROWS) left = SLIP_ROWS;
-        row_block<T, SLIP_ROWS>(left, w, p, a, r, y, ldy);
+        constexpr int most = most_rows<T>();
+        if (left > most) left = most;
+        row_block<T, most>(left, w, p, a, r, y, ldy);
         r += left;
       }
   }

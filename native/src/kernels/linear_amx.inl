@@ -226,7 +226,8 @@ void linear_amx(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r1, 
   }
 }
 
-double burn_amx(long rounds) {
+double burn_amx(Arithmetic kind, long rounds) {
+  if (kind == Arithmetic::F32) return burn(kind, rounds);
   alignas(64) static const uint8_t bytes[1024] = {};
   configure(16, 64, 16);
   _tile_zero(0);
@@ -235,14 +236,21 @@ double burn_amx(long rounds) {
   _tile_zero(3);
   _tile_loadd(4, bytes, 64);
   _tile_loadd(6, bytes, 64);
-  for (long i = 0; i < rounds; ++i) {
-    _tile_dpbssd(0, 4, 6);
-    _tile_dpbssd(1, 4, 6);
-    _tile_dpbssd(2, 4, 6);
-    _tile_dpbssd(3, 4, 6);
+#define SLIP_BURN_TILES(multiply) \
+  for (long i = 0; i < rounds; ++i) { \
+    multiply(0, 4, 6); \
+    multiply(1, 4, 6); \
+    multiply(2, 4, 6); \
+    multiply(3, 4, 6); \
   }
+  if (kind == Arithmetic::Int8) {
+    SLIP_BURN_TILES(_tile_dpbssd)
+  } else {
+    SLIP_BURN_TILES(_tile_dpbf16ps)
+  }
+#undef SLIP_BURN_TILES
   _tile_release();
-  return rounds * 4.0 * 16 * 16 * 64 * 2;
+  return rounds * 4.0 * 16 * 16 * (kind == Arithmetic::Int8 ? 64 : 32) * 2;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ using namespace slip;
 #include "../kernels/rows.inl"
 #include "../kernels/dots_avx2.inl"
 #include "../kernels/linear.inl"
+#include "../kernels/burn.inl"
 #include "../kernels/attention.inl"
 #include "../kernels/sample.inl"
 #define SLIP_TABLE kAvx2Kernels

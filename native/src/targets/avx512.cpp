@@ -2,8 +2,8 @@
 #include "../kernels.hpp"
 using namespace slip;
 #define SLIP_PREFETCH 4608
-#define SLIP_PREFETCH_ROWS 6
-#define SLIP_ROWS 6
+#define SLIP_PREFETCH_ROWS 8
+#define SLIP_ROWS 8
 #ifdef SLIP_EMULATE
 #include "../vec/emulated.hpp"
 #endif
@@ -12,6 +12,7 @@ using namespace slip;
 #include "../kernels/rows.inl"
 #include "../kernels/dots_avx512.inl"
 #include "../kernels/linear.inl"
+#include "../kernels/burn.inl"
 #include "../kernels/attention.inl"
 #include "../kernels/sample.inl"
 #ifdef SLIP_EMULATE

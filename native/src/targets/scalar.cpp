@@ -9,6 +9,7 @@ using namespace slip;
 #include "../kernels/rows.inl"
 #include "../kernels/dots_scalar.inl"
 #include "../kernels/linear.inl"
+#include "../kernels/burn.inl"
 #include "../kernels/attention.inl"
 #include "../kernels/sample.inl"
 #define SLIP_TABLE kScalarKernels

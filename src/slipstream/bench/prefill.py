@@ -50,7 +50,7 @@ def measure(model: Model, tokens: int, turns: int, progress: Progress | None = N
     seconds: list[float] = []
     peaks: list[float] = []
     for turn in range(turns + 1):
-        peak = _native.peak_ops(executable.threads, PEAK_SECONDS)
+        peak = _native.peak_ops("int8", executable.threads, PEAK_SECONDS)
         start_time = time.perf_counter()
         for rows in chunks:
             executable.step(rows, None)
