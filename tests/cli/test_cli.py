@@ -130,6 +130,46 @@ def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
     assert report["command"] in table
 
 
+def test_bench_start(tiny_gguf: Path) -> None:
+    out = run("bench", "start", str(tiny_gguf), "--turns", "1", "--json")
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    assert 0 < report["later_starts"]["seconds"] < 30
+    assert report["first_start"]["peak_bytes"] > 10e6
+    missing = run("bench", "start", "no-such-model")
+    assert missing.returncode == 2
+
+
+STUB_PEER = """
+__version__ = "stub"
+import sys, time
+class Llama:
+    def __init__(self, file, **options): pass
+    def reset(self): pass
+    def eval(self, tokens):
+        if {fail}: sys.exit(3)
+        time.sleep(0.02 * len(tokens))
+"""
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_bench_peers(tiny_gguf: Path, tmp_path: Path, fail: bool) -> None:
+    (tmp_path / "llama_cpp.py").write_text(STUB_PEER.format(fail=fail))
+    arguments = ("bench", "peers", str(tiny_gguf), "--llama-cpp", sys.executable, "--turns", "1", "--prompt", "8")
+    command = [*COMMAND, *arguments, "--context", "4", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    if fail:
+        assert out.returncode == 1
+        assert "the peer ended with code 3" in out.stderr
+        return
+    report = json.loads(out.stdout)
+    assert report["peer"] == "llama.cpp (llama-cpp-python stub)"
+    assert report["peer_decode_tok_s"] == pytest.approx(50, rel=0.2)
+    assert report["peer_prefill_tok_s"] == pytest.approx(50, rel=0.2)
+    assert report["decode_ratio"] == pytest.approx(report["decode_tok_s"] / report["peer_decode_tok_s"], rel=0.1)
+
+
 def test_quality(tiny_gguf: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 20)

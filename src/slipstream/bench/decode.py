@@ -18,7 +18,7 @@ STEPS_PER_TURN = 5
 READS_PER_TURN = 2
 
 
-def _rows(count: int, position: int, blocks_each: int, vocabulary: int) -> Rows:
+def decode_rows(count: int, position: int, blocks_each: int, vocabulary: int) -> Rows:
     """`count` sequences that all decode at `position`."""
     rows, tables = [], []
     for index in range(count):
@@ -47,7 +47,7 @@ def measure(
     blocks_each = context // BLOCK_SLOTS + 1
     if max(rows) * blocks_each > model.blocks or max(rows) > model.max_rows:
         raise UsageError(f"{max(rows)} rows at context {context} need a larger cache or more rows a step")
-    plans = {n: _rows(n, context, blocks_each, model.config.vocabulary) for n in rows}
+    plans = {n: decode_rows(n, context, blocks_each, model.config.vocabulary) for n in rows}
     draws = {n: DrawColumns.of([Draw(params, i, 0, context + 1) for i in range(n)]) for n in rows}
     reads: list[float] = []
     steps: dict[int, list[float]] = {n: [] for n in rows}

@@ -32,21 +32,24 @@ def multiply_adds(model: Model, tokens: int) -> float:
     return total
 
 
+def prefill_chunks(model: Model, tokens: int) -> list[Rows]:
+    """A prompt of `tokens` tokens in blocks 0, 1, …, as many rows a step as the model takes."""
+    table = list(range(-(-tokens // BLOCK_SLOTS)))
+    chunks = []
+    for start in range(0, tokens, model.max_rows):
+        rows = range(start, min(start + model.max_rows, tokens))
+        chunks.append(
+            Rows.of([Row(0, i % model.config.vocabulary, i, i, i - start - 1, i == tokens - 1) for i in rows], [table])
+        )
+    return chunks
+
+
 def measure(model: Model, tokens: int, turns: int, progress: Progress | None = None) -> dict[str, Any]:
     """Medians over turns; an operation is a multiply or an add. Keys: tok_s, ops, peak_ops, …"""
     executable = native_only(model.executable)
     if tokens > min(model.max_len, model.blocks * BLOCK_SLOTS):
         raise UsageError(f"{tokens} tokens do not fit; raise --max-model-len")
-    table = list(range(-(-tokens // BLOCK_SLOTS)))
-    chunks = []
-    for start in range(0, tokens, model.max_rows):
-        end = min(start + model.max_rows, tokens)
-        chunks.append(
-            Rows.of(
-                [Row(0, i % model.config.vocabulary, i, i, i - start - 1, i == tokens - 1) for i in range(start, end)],
-                [table],
-            )
-        )
+    chunks = prefill_chunks(model, tokens)
     seconds: list[float] = []
     peaks: list[float] = []
     for turn in range(turns + 1):

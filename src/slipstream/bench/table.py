@@ -33,10 +33,31 @@ def _quality(r: dict[str, Any]) -> str:
     )
 
 
+def _peers(r: dict[str, Any]) -> str:
+    spread = r["spread"]["decode_ratio"]
+    return (
+        f"decode {r['decode_tok_s']:.1f} against {r['peer_decode_tok_s']:.1f} tokens/s: {r['decode_ratio']:.2f} times "
+        f"(turns {spread['min']:.2f}-{spread['max']:.2f}; {r['fraction_of_ceiling']:.0%} and "
+        f"{r['peer_fraction_of_ceiling']:.0%} of the ceiling); prefill of {r['prompt']}: {r['prefill_tok_s']:.0f} "
+        f"against {r['peer_prefill_tok_s']:.0f}: {r['prefill_ratio']:.2f} times; {r['peer']}"
+    )
+
+
+def _start(r: dict[str, Any]) -> str:
+    first, later, spread = r["first_start"], r["later_starts"], r["spread"]["seconds"]
+    return (
+        f"first output after {later['seconds']:.2f} s (turns {spread['min']:.2f}-{spread['max']:.2f}), peak memory "
+        f"{later['peak_bytes'] / 1e6:.0f} MB; the first start, which packs: {first['seconds']:.2f} s, "
+        f"{first['peak_bytes'] / 1e6:.0f} MB"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),
+        ("peer", "beside a peer", _peers),
+        ("later_starts", "start", _start),
         ("mean_kl", "quality", _quality),
     ):
         if key in result:

@@ -1,4 +1,4 @@
-"""slipstream bench: decode and prefill against the ceiling."""
+"""slipstream bench: decode and prefill against the ceiling, start, peers, and the table of results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from slipstream.cli.options import (
     progress_bar,
     table,
 )
+from slipstream.engine import Model
 from slipstream.errors import UsageError
 
-app = typer.Typer(help="Measure decode and prefill against the ceiling.", no_args_is_help=True)
+app = typer.Typer(help="Measure: decode and prefill against the ceiling, start, peers.", no_args_is_help=True)
 
 Turns = Annotated[int, typer.Option(help="Interleaved turns; figures are medians over them.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")]
@@ -91,6 +92,93 @@ def prefill(
         table(f"prefill of {tokens} tokens, {result['model']}, {result['isa']}", rows)
 
 
+@app.command()
+def start(
+    model: ModelArgument,
+    turns: Turns = 9,
+    json_output: JsonOption = False,
+    out: Out = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    threads: Threads = None,
+) -> None:
+    """Process start to first token, and peak memory: a first start that packs, then later ones."""
+    from slipstream.bench.start import measure
+    from slipstream.weights.references import resolve
+
+    if turns < 1:
+        raise UsageError("--turns must be positive")
+    with progress_bar() as bar:
+        resolve(model, bar)
+        options = ["--kv-cache-dtype", kv_cache_dtype, *(["--threads", str(threads)] if threads else [])]
+        result = measure(model, options, turns, lambda i, n: bar("starting", i, n))
+    _report(result, json_output, out)
+    if not json_output:
+        table(
+            f"start, {model}",
+            [
+                (name, f"{values['seconds']:.2f} s", f"{values['peak_bytes'] / 1e6:.0f} MB")
+                for name, values in (("first", result["first_start"]), ("later", result["later_starts"]))
+            ],
+            ("start", "to first output", "peak memory"),
+        )
+
+
+@app.command()
+def peers(
+    model: ModelArgument,
+    llama_cpp: Annotated[Path, typer.Option("--llama-cpp", help="The python of an environment with llama-cpp-python.")],
+    context: Annotated[int, typer.Option(help="Tokens in the cache when decoding.")] = 64,
+    prompt: Annotated[int, typer.Option(help="Length of the prompt for prefill.")] = 512,
+    turns: Turns = 7,
+    json_output: JsonOption = False,
+    out: Out = None,
+    threads: Threads = None,
+) -> None:
+    """Decode and prefill in turns with llama.cpp on the same GGUF file."""
+    from dataclasses import replace
+
+    from slipstream.bench.peers import LlamaCpp, measure
+    from slipstream.engine import load_model
+    from slipstream.weights.references import resolve
+
+    if turns < 1 or context < 1 or prompt < 1:
+        raise UsageError("--turns, --context and --prompt must be positive")
+    longest = max(context + 64, prompt + 1)
+    with progress_bar() as bar:
+        file = resolve(model, bar)
+        if file.suffix != ".gguf":
+            raise UsageError("llama.cpp reads GGUF files; give one")
+        loaded = load_model(model, replace(load_options(longest, "bf16", "none", threads, "native"), sequences=1), bar)
+        with LlamaCpp(llama_cpp, file, longest, native_threads(loaded)) as peer:
+            result = measure(loaded, peer, context, prompt, turns, lambda i, n: bar("measuring", i, n))
+    _report(result, json_output, out)
+    if not json_output:
+        table(
+            f"{result['model']} beside {result['peer']}",
+            [
+                (
+                    f"decode at context {context}",
+                    f"{result['decode_tok_s']:.1f}",
+                    f"{result['peer_decode_tok_s']:.1f}",
+                    f"{result['decode_ratio']:.2f}",
+                ),
+                (
+                    "share of the ceiling",
+                    f"{result['fraction_of_ceiling']:.0%}",
+                    f"{result['peer_fraction_of_ceiling']:.0%}",
+                    "",
+                ),
+                (
+                    f"prefill of {prompt}",
+                    f"{result['prefill_tok_s']:.0f}",
+                    f"{result['peer_prefill_tok_s']:.0f}",
+                    f"{result['prefill_ratio']:.2f}",
+                ),
+            ],
+            ("tokens/s", "ours", "theirs", "ratio"),
+        )
+
+
 @app.command("table")
 def results(
     folder: Annotated[Path, typer.Argument(help="A folder with recorded JSON results.")],
@@ -101,6 +189,13 @@ def results(
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     print(results_table(folder))
+
+
+def native_threads(model: Model) -> int:
+    """Threads of a native model."""
+    from slipstream.bench.machine import native_only
+
+    return native_only(model.executable).threads
 
 
 def _counts(text: str) -> list[int]:
