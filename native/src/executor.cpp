@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -17,14 +18,15 @@ constexpr int kPrivateRows = 2;  // up to here every thread quantises all rows i
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-Phase phase_of(Instruction::Kind kind) {
-  switch (kind) {
-    case Instruction::Embed: return Phase::Embed;
-    case Instruction::Norm: return Phase::Norm;
-    case Instruction::Linear: return Phase::Linear;
-    case Instruction::Attention: return Phase::Attention;
-    case Instruction::Logits: return Phase::Logits;
-    default: return Phase::Other;
+// Seconds that the calling thread has run.
+double cpu_now() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void wait_until(double end) {
+  while (now() < end) {
   }
 }
 
@@ -56,7 +58,8 @@ Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<fl
 
 }  // namespace
 
-Executor::Executor(int threads, int max_rows) : pool_(threads), max_rows_(max_rows), scratch_(pool_.size()), place_head_(pool_.size()) {}
+Executor::Executor(int threads, int max_rows)
+    : pool_(threads), max_rows_(max_rows), scratch_(pool_.size()), stolen_(pool_.size()), best_(pool_.size()), best_index_(pool_.size()), place_head_(pool_.size()) {}
 
 int Executor::buffer(int width) {
   Buffer b{width, round_up(width, kGroup), {}};
@@ -110,7 +113,19 @@ void Executor::plan_spans(const StepInput& in) {
   }
 }
 
+OpClass Executor::class_of(const Instruction& c) const {
+  switch (c.kind) {
+    case Instruction::Embed: return OpClass::Embed;
+    case Instruction::Norm: return OpClass::Norm;
+    case Instruction::Linear: return linears_[c.index].op_class;
+    case Instruction::Attention: return OpClass::Attention;
+    case Instruction::Logits: return OpClass::Logits;
+    default: return OpClass::Other;
+  }
+}
+
 void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn) {
+  const double begun = now();
   check(in);
   in_ = &in;
   plan_spans(in);
@@ -123,35 +138,45 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
   for (const TapOp& t : taps_ops_) taps_[t.tap].resize((size_t)in.rows * buffers_[t.x].width);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(code_.size() * 2 + 1);
   for (size_t i = 0; i < code_.size() * 2 + 1; ++i) next_[i].store(0, std::memory_order_relaxed);
-  seconds_.fill(0);
+  seconds_.by_class.fill(0);
   if (draws) {
     std::fill_n(drawn->tokens, (size_t)draws->rows * drawn->width, -1);
     std::fill_n(drawn->logprobs, (size_t)draws->rows * drawn->width, std::numeric_limits<float>::quiet_NaN());
   }
-  std::vector<float> best(pool_.size());
-  std::vector<int> index(pool_.size());
+  double last = now();
+  seconds_.by_class[(int)OpClass::Plan] = last - begun;
   pool_.run([&](int t) {
+    const double wall = now(), cpu = cpu_now();
     run_thread(t);
-    if (!draws) return;
-    double start = t == 0 ? now() : 0;
-    if (draws->rows == 1 && sliceable(*draws, 0)) {
-      auto [a, b] = share(vocabulary() / 64, t);
-      int from = a * 64, to = t == pool_.size() - 1 ? vocabulary() : b * 64;
-      index[t] = -1;
-      if (to > from) sample_slice(logits_.data(), from, to - from, *draws, 0, &best[t], &index[t]);
+    if (draws) {
+      double start = t == 0 ? now() : 0;
+      sample(*draws, *drawn, t);
       pool_.barrier();
-      if (t == 0) {
-        int winner = -1;
-        for (int i = 0; i < pool_.size(); ++i)
-          if (index[i] >= 0 && (winner < 0 || best[i] > best[winner])) winner = i;
-        drawn->tokens[0] = index[winner];
-      }
-    } else {
-      for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws->rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), *draws, r, *drawn);
+      if (t == 0) seconds_.by_class[(int)OpClass::Sample] = now() - start;
     }
-    if (t == 0) seconds_[(int)Phase::Sample] += now() - start;
+    stolen_[t] = (now() - wall) - (cpu_now() - cpu);
   });
   in_ = nullptr;
+  seconds_.total = now() - begun;
+  seconds_.stolen = *std::max_element(stolen_.begin(), stolen_.end());
+}
+
+void Executor::sample(const SampleInput& draws, SampleOutput& drawn, int t) {
+  if (delays_[(int)OpClass::Sample] > 0) wait_until(now() + delays_[(int)OpClass::Sample]);
+  if (draws.rows != 1 || !sliceable(draws, 0)) {
+    for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws.rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), draws, r, drawn);
+    return;
+  }
+  auto [a, b] = share(vocabulary() / 64, t);
+  int from = a * 64, to = t == pool_.size() - 1 ? vocabulary() : b * 64;
+  best_index_[t] = -1;
+  if (to > from) sample_slice(logits_.data(), from, to - from, draws, 0, &best_[t], &best_index_[t]);
+  pool_.barrier();
+  if (t != 0) return;
+  int winner = -1;
+  for (int i = 0; i < pool_.size(); ++i)
+    if (best_index_[i] >= 0 && (winner < 0 || best_[i] > best_[winner])) winner = i;
+  drawn.tokens[0] = best_index_[winner];
 }
 
 size_t Executor::weight_bytes() const {
@@ -162,13 +187,23 @@ size_t Executor::weight_bytes() const {
   return total;
 }
 
-double Executor::read_weights() {
+std::array<double, kOpClasses> Executor::class_bytes() const {
+  std::array<double, kOpClasses> bytes{};
+  for (const LinearOp& op : linears_)
+    for (const LinearPart& part : op.parts) bytes[(int)op.op_class] += (double)part.w.bytes();
+  for (const LogitsOp& op : logits_ops_) bytes[(int)OpClass::Logits] += (double)op.w.bytes();
+  return bytes;
+}
+
+double Executor::read_weights(int threads) {
+  if (threads != pool_.size() && (!readers_ || readers_->size() != threads)) readers_ = std::make_unique<Pool>(threads);
+  Pool& pool = threads == pool_.size() ? pool_ : *readers_;
   std::atomic<uint32_t> sink{0};
   double start = now();
-  pool_.run([&](int t) {
+  pool.run([&](int t) {
     uint32_t sum = 0;
     auto read = [&](const Matrix& w) {
-      auto [p0, p1] = share(w.panels(), t);
+      int p0 = (int)((long)w.panels() * t / threads), p1 = (int)((long)w.panels() * (t + 1) / threads);
       sum ^= kernels().read(w.panel(p0), (p1 - p0) * w.panel_bytes());
     };
     for (const LinearOp& op : linears_)
@@ -211,10 +246,12 @@ void Executor::run_thread(int t) {
         break;
       }
     }
+    const int op_class = (int)class_of(c);
+    if (delays_[op_class] > 0) wait_until(now() + delays_[op_class]);
     pool_.barrier();
     if (t == 0) {
       double end = now();
-      seconds_[(int)phase_of(c.kind)] += end - start;
+      seconds_.by_class[op_class] += end - start;
       start = end;
     }
   }

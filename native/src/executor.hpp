@@ -11,9 +11,17 @@
 
 namespace slip {
 
-// Kinds of work whose seconds are accounted for separately.
-enum class Phase : int { Embed, Norm, Linear, Attention, Logits, Sample, Other };
-constexpr int kPhases = 7;
+// Classes of work whose seconds are accounted for separately; they add up to the step.
+enum class OpClass : int { Plan, Embed, Norm, Qkv, Attention, AttentionOut, GateUp, Down, Linear, Logits, Sample, Other };
+constexpr int kOpClasses = 12;
+constexpr const char* kOpClassNames[kOpClasses] = {"plan", "embed", "norm", "qkv", "attention", "attention_out", "gate_up", "down", "linear", "logits", "sample", "other"};
+
+// Seconds of a step on its critical path: by class, exclusive; all of it; and the most that any of its threads stood
+// still while it could have run (the processor was taken away; part of the classes' seconds).
+struct StepSeconds {
+  std::array<double, kOpClasses> by_class{};
+  double total = 0, stolen = 0;
+};
 
 struct Buffer {
   int width, stride;
@@ -57,6 +65,7 @@ struct LinearOp {
   Epilogue epilogue;
   int target;  // AddTo: the buffer added to; Gated: the output
   Activation kind;
+  OpClass op_class;
 };
 struct AttentionOp {
   int q, k, v, out, heads;
@@ -103,9 +112,12 @@ class Executor {
   // One step. Throws std::runtime_error if the rows are not valid.
   void step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn);
 
-  // Seconds that reading every weight of a one-row step takes when nothing is computed.
-  double read_weights();
+  // Seconds that `threads` threads need to read every weight of a one-row step when nothing is computed.
+  double read_weights(int threads);
   size_t weight_bytes() const;
+  std::array<double, kOpClasses> class_bytes() const;
+  // Make every instruction of a class (or the sampling) take this much longer: how the accounting is tested.
+  void set_delay(OpClass c, double seconds) { delays_[(int)c] = seconds; }
   void set_blocks(int blocks) { blocks_limit_ = blocks; }
   int threads() const { return pool_.size(); }
   int max_rows() const { return max_rows_; }
@@ -113,7 +125,7 @@ class Executor {
   const float* logits() const { return logits_.data(); }
   size_t logits_stride() const { return logits_stride_; }
   const std::vector<float>& tap(int i) const { return taps_[i]; }
-  const std::array<double, kPhases>& seconds() const { return seconds_; }
+  const StepSeconds& seconds() const { return seconds_; }
 
  private:
   struct AttentionTask { int span, row0, rows, head, split; };  // split < 0: all splits, one after the other
@@ -131,7 +143,9 @@ class Executor {
   void check(const StepInput& in) const;
   void plan_spans(const StepInput& in);
   void plan_attention();
+  OpClass class_of(const Instruction& c) const;
   void run_thread(int t);
+  void sample(const SampleInput& draws, SampleOutput& drawn, int t);
   void run_embed(const EmbedOp&, int t);
   void run_norm(const NormOp&, int t);
   void run_linear(const LinearOp&, int t);
@@ -173,7 +187,12 @@ class Executor {
   std::vector<float> logits_;
   size_t logits_stride_ = 0;
   std::vector<std::vector<float>> taps_;
-  std::array<double, kPhases> seconds_{};
+  StepSeconds seconds_;
+  std::array<double, kOpClasses> delays_{};
+  std::vector<double> stolen_;               // [threads]
+  std::vector<float> best_;                  // [threads] best score of a thread's share of the vocabulary
+  std::vector<int> best_index_;
+  std::unique_ptr<Pool> readers_;            // as many threads as the last read asked for, if not those of the step
   std::vector<int> place_head_;              // [threads] head whose blocks a thread reads
   int task_heads_ = 0, task_group_ = 0, blocks_limit_ = 0;
 };

@@ -95,6 +95,42 @@ double peak_ops(const std::string& kind, int threads, double seconds) {
   }
 }
 
+// Bytes a second that `threads` threads read from buffers of `bytes` each, past the first pass.
+double read_rate(int threads, size_t bytes, double seconds, bool huge_pages) {
+  const size_t size = (bytes + 4095) / 4096 * 4096, huge = (size_t)2 << 20;
+  uint8_t* raw = (uint8_t*)mmap(nullptr, size * threads + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) throw std::bad_alloc();
+  uint8_t* base = (uint8_t*)(((uintptr_t)raw + huge - 1) / huge * huge);
+  madvise(base, size * threads, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  Pool pool(threads);
+  std::atomic<uint32_t> sink{0};
+  pool.run([&](int t) { memset(base + t * size, t + 1, size); });
+  double rate = 0;
+  for (long passes = 1;; passes *= 2) {
+    auto start = std::chrono::steady_clock::now();
+    pool.run([&](int t) {
+      uint32_t sum = 0;
+      for (long i = 0; i < passes; ++i) sum ^= kernels().read(base + t * size, size);
+      sink ^= sum;
+    });
+    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    rate = (double)size * threads * passes / took;
+    if (took >= seconds) break;
+  }
+  munmap(raw, size * threads + huge);
+  return rate;
+}
+
+// Seconds that all threads need to meet once, in the middle of work.
+double barrier_seconds(int threads, int count) {
+  Pool pool(threads);
+  auto start = std::chrono::steady_clock::now();
+  pool.run([&](int) {
+    for (int i = 0; i < count; ++i) pool.barrier();
+  });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / count;
+}
+
 size_t packed_bytes(const std::string& format, int n, int k) { return Matrix{format_of(format), n, k, nullptr}.bytes(); }
 
 class Packer {
@@ -185,6 +221,12 @@ void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> table
   self.e.step(in, &draws, &out);
 }
 
+OpClass op_class_of(const std::string& name) {
+  for (int i = 0; i < kOpClasses; ++i)
+    if (name == kOpClassNames[i]) return (OpClass)i;
+  throw std::invalid_argument("unknown class of work " + name);
+}
+
 Activation activation_of(const std::string& name) {
   if (name == "silu") return Activation::Silu;
   if (name == "gelu_tanh") return Activation::GeluTanh;
@@ -204,12 +246,16 @@ NB_MODULE(_native, m) {
     const char* const* names = emulated_kernels(&n);
     return std::vector<std::string>(names, names + n);
   });
+  m.def("op_classes", [] { return std::vector<std::string>(kOpClassNames, kOpClassNames + kOpClasses); });
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
   m.def("usable_cores", &usable_cores);
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
   m.def("checksum", &checksum, nb::arg("data"));
   m.def("peak_ops", &peak_ops, nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("read_rate", &read_rate, nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"), nb::arg("huge_pages") = true,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("barrier_seconds", &barrier_seconds, nb::arg("threads"), nb::arg("count"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 
@@ -244,13 +290,14 @@ NB_MODULE(_native, m) {
       .def("gated", [](PyExecutor& s, int gate, int up, int out, const std::string& kind) { s.e.add(GatedOp{gate, up, out, activation_of(kind)}); })
       .def("tap", [](PyExecutor& s, int x, int tap) { s.e.add(TapOp{x, tap}); })
       .def("linear", [](PyExecutor& s, int x, std::optional<Floats> norm, float eps, std::vector<PyMatrix*> weights,
-                        std::vector<std::optional<Floats>> biases, std::vector<int> outs, const std::string& epilogue, int target, const std::string& kind) {
-        LinearOp op{x, s.hold(norm), eps, {}, Epilogue::Store, target, activation_of(kind)};
+                        std::vector<std::optional<Floats>> biases, std::vector<int> outs, const std::string& epilogue, int target, const std::string& kind,
+                        const std::string& op_class) {
+        LinearOp op{x, s.hold(norm), eps, {}, Epilogue::Store, target, activation_of(kind), op_class_of(op_class)};
         if (epilogue == "add_to") op.epilogue = Epilogue::AddTo;
         else if (epilogue == "gated") op.epilogue = Epilogue::Gated;
         for (size_t i = 0; i < weights.size(); ++i) op.parts.push_back({s.hold(*weights[i]), s.hold(biases.at(i)), outs.at(i)});
         s.e.add(op);
-      }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("epilogue"), nb::arg("target"), nb::arg("kind"))
+      }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("epilogue"), nb::arg("target"), nb::arg("kind"), nb::arg("op_class"))
       .def("attention", [](PyExecutor& s, int q, int k, int v, int out, int heads, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps,
                            Table<float> cosine, Table<float> sine, Bytes k_cache, Bytes v_cache, std::optional<nb::ndarray<float, nb::ndim<1>, nb::c_contig>> k_scale,
                            std::optional<nb::ndarray<float, nb::ndim<1>, nb::c_contig>> v_scale, int kv_heads, int k_dim, int v_dim, bool int8, float scale, float softcap, int window) {
@@ -271,7 +318,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("w"), nb::arg("bias").none(), nb::arg("softcap"))
       .def("step", &step)
       .def("step_sampled", &step_sampled)
-      .def("read_weights", [](PyExecutor& s) { nb::gil_scoped_release r; return s.e.read_weights(); })
+      .def("read_weights", [](PyExecutor& s, int threads) { nb::gil_scoped_release r; return s.e.read_weights(threads < 1 ? 1 : threads); }, nb::arg("threads"))
       .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })
       .def_prop_ro("threads", [](const PyExecutor& s) { return s.e.threads(); })
       .def_prop_ro("max_rows", [](const PyExecutor& s) { return s.e.max_rows(); })
@@ -282,10 +329,17 @@ NB_MODULE(_native, m) {
         if (out.size() != s.e.tap(tap).size()) throw std::invalid_argument("a tap has rows * width numbers");
         memcpy(out.data(), s.e.tap(tap).data(), out.size() * sizeof(float));
       })
-      .def_prop_ro("phase_seconds", [](const PyExecutor& s) {
-        static const char* names[kPhases] = {"embed", "norm", "linear", "attention", "logits", "sample", "other"};
-        nb::dict d;
-        for (int i = 0; i < kPhases; ++i) d[names[i]] = s.e.seconds()[i];
-        return d;
+      .def("set_delay", [](PyExecutor& s, const std::string& op_class, double seconds) { s.e.set_delay(op_class_of(op_class), seconds); },
+           nb::arg("op_class"), nb::arg("seconds"))
+      .def_prop_ro("class_bytes", [](const PyExecutor& s) {
+        auto bytes = s.e.class_bytes();
+        return std::vector<double>(bytes.begin(), bytes.end());
+      })
+      .def("copy_seconds", [](const PyExecutor& s, Out<double> out) {
+        const StepSeconds& seconds = s.e.seconds();
+        if (out.size() != kOpClasses + 2) throw std::invalid_argument("seconds are one number per class, the total and what was stolen");
+        std::copy(seconds.by_class.begin(), seconds.by_class.end(), out.data());
+        out.data()[kOpClasses] = seconds.total;
+        out.data()[kOpClasses + 1] = seconds.stolen;
       });
 }

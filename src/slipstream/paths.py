@@ -22,3 +22,8 @@ def cache_folder() -> Path:
 def models_folder() -> Path:
     """Fetched models."""
     return _folder("data", "XDG_DATA_HOME", ".local/share") / "models"
+
+
+def config_folder() -> Path:
+    """What the user writes himself: machines of his own."""
+    return _folder("config", "XDG_CONFIG_HOME", ".config")

@@ -7,10 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream.bench.machine import native_only, spread
 from slipstream.engine import Model
 from slipstream.errors import UsageError
 from slipstream.program import BLOCK_SLOTS, Row, Rows
+from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 
 Progress = Callable[[int, int], None]
@@ -51,7 +55,7 @@ def measure(
     draws = {n: DrawColumns.of([Draw(params, i, 0, context + 1) for i in range(n)]) for n in rows}
     reads: list[float] = []
     steps: dict[int, list[float]] = {n: [] for n in rows}
-    phases: dict[int, list[dict[str, float]]] = {n: [] for n in rows}
+    classes: dict[int, list[npt.NDArray[np.float64]]] = {n: [] for n in rows}
     for turn in range(turns + 1):
         if turn == 1:
             reads, steps = [], {n: [] for n in rows}
@@ -62,7 +66,7 @@ def measure(
                 start = time.perf_counter()
                 executable.step(plans[n], draws[n])
                 times.append(time.perf_counter() - start)
-                phases[n].append(executable.phase_seconds)
+                classes[n].append(executable.step_seconds())
             steps[n].append(statistics.median(times))
         turn_reads += [executable.read_weights() for _ in range(READS_PER_TURN)]
         reads.append(statistics.median(turn_reads))
@@ -89,9 +93,7 @@ def measure(
         "fraction_of_ceiling": statistics.median(fractions),
         "step_seconds": {str(n): statistics.median(steps[n]) for n in rows},
         "step_ratio": {str(n): statistics.median(a / b for a, b in zip(steps[n], one, strict=True)) for n in rows},
-        "phase_seconds": {
-            str(n): {name: statistics.median(p[name] for p in phases[n]) for name in phases[n][0]} for n in rows
-        },
+        "class_seconds": {str(n): dict(zip(OP_CLASSES, np.median(classes[n], 0).tolist(), strict=False)) for n in rows},
         "spread": {
             "tok_s": spread(rates),
             "read_gb_s": spread([rate / 1e9 for rate in read_rates]),

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, chat, generate, pull, quality
+from slipstream.cli import bench, ceiling, chat, generate, levers, probe, pull, quality
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -19,6 +19,9 @@ app = typer.Typer(
 app.command("pull")(pull.pull)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("probe")(probe.probe)
+app.command("ceiling")(ceiling.ceiling)
+app.command("levers")(levers.levers_command)
 app.command("quality")(quality.quality)
 app.add_typer(bench.app, name="bench")
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.model import Model
 from slipstream.engine.output import Chunk, OutputState, TokenLogprob
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kvcache import BlockPool
-from slipstream.program import BLOCK_SLOTS, Row, Rows
+from slipstream.program import BLOCK_SLOTS, Rows
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
+from slipstream.roofline.accounting import Accounting
+from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Plan, Sequence, schedule
+
+
+Planner = Callable[[SequenceOf[Sequence], BlockPool, int], Plan]
 
 
 @dataclass
@@ -53,8 +60,12 @@ class _Request:
 class Engine:
     """Runs requests on one model, several at once. Not safe for use by two threads at once."""
 
-    def __init__(self, model: Model):
-        self.model = model
+    def __init__(self, model: Model, cost: CostModel | None = None, planner: Planner = schedule):
+        """`cost` prices steps and is kept true by the steps that are run; `planner` chooses their rows."""
+        self.model, self.planner = model, planner
+        self._accounts = StepAccounts(model, cost)
+        self.last_step: tuple[Rows, DrawColumns | None] | None = None
+        """What the last step was given; running it again changes nothing."""
         self.pool = BlockPool(model.blocks)
         self.timings: dict[int, Timings] = {}
         self._sequences: list[Sequence] = []
@@ -78,6 +89,8 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.model.max_len}; "
                 "shorten it or raise --max-model-len"
             )
+        if not self.busy:
+            self._accounts.woken()
         number, self._next_request = self._next_request, self._next_request + 1
         seed = secrets.randbits(64) if params.seed is None else params.seed
         first: Sequence | None = None
@@ -100,7 +113,9 @@ class Engine:
 
     def step(self) -> list[Chunk]:
         """Run one step and return its news, in the order of the sequences."""
-        plan = schedule(self._sequences, self.pool, self.model.max_rows)
+        accounts = self._accounts
+        accounts.begin()
+        plan = self.planner(self._sequences, self.pool, self.model.max_rows)
         chunks = [self._refuse(sequence) for sequence in plan.too_large]
         if not plan.spans:
             if self._sequences and not chunks:
@@ -108,13 +123,32 @@ class Engine:
             return chunks
         drawing = [s.sequence for s in plan.spans if s.rows == s.sequence.missing]
         draws = DrawColumns.of([sequence.draw() for sequence in drawing])
-        output = self.model.executable.step(self._rows(plan), draws if drawing else None)
+        rows = self._rows(plan)
+        accounts.planned(plan.spans)
+        self.last_step = rows, draws if drawing else None
+        output = self.model.executable.step(*self.last_step)
+        accounts.ran()
         for span in plan.spans:
             span.sequence.computed += span.rows
         if output.drawn is not None:
             for index, sequence in enumerate(drawing):
                 chunks.append(self._accept(sequence, output.drawn, index))
+        accounts.end(self.busy)
         return chunks
+
+    @property
+    def accounting(self) -> Accounting:
+        """What the steps so far did and where their seconds went."""
+        return self._accounts.accounting
+
+    @property
+    def cost(self) -> CostModel | None:
+        """What steps cost, as of now."""
+        return self._accounts.cost
+
+    def exclude(self, seconds: float) -> None:
+        """Leave so much of the time until the next step out of the accounts: the caller measured something."""
+        self._accounts.exclude(seconds)
 
     def run(self, number: int) -> Iterator[Chunk]:
         """Step until the request has ended, yielding its chunks."""
@@ -129,15 +163,26 @@ class Engine:
         self.pool.check([sequence.blocks for sequence in self._sequences])
 
     def _rows(self, plan: Plan) -> Rows:
-        rows: list[Row] = []
+        """The plan's rows, column by column: most steps have one row, and are short."""
+        owners: list[int] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        parents: list[int] = []
+        logit_rows: list[int] = []
         for index, (sequence, count) in enumerate(plan.spans):
             start, end = sequence.computed, sequence.computed + count
-            for position in range(start, end):
-                parent = len(rows) - 1 if position > start else -1
-                wants = position == end - 1 and end == len(sequence.tokens)
-                slot = sequence.slot(position)
-                rows.append(Row(index, sequence.tokens[position], position, slot, parent, wants))
-        return Rows.of(rows, [span.sequence.blocks for span in plan.spans])
+            first = len(owners)
+            owners += [index] * count
+            tokens += sequence.tokens[start:end]
+            positions += range(start, end)
+            slots += [sequence.slot(position) for position in range(start, end)]
+            parents += [-1, *range(first, first + count - 1)]
+            if end == len(sequence.tokens):
+                logit_rows.append(first + count - 1)
+        return Rows.of_columns(
+            (owners, tokens, positions, slots, parents), logit_rows, [span.sequence.blocks for span in plan.spans]
+        )
 
     def _accept(self, sequence: Sequence, drawn: Drawn, index: int) -> Chunk:
         token = int(drawn.token[index])

@@ -39,6 +39,9 @@ class Executable(Protocol):
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Compute the rows, writing their keys and values; draw a token for every logit row."""
 
+    def step_seconds(self) -> npt.NDArray[np.float64] | None:
+        """Of the last step: seconds by class (OP_CLASSES), the total, what was stolen; None: not accounted for."""
+
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
 

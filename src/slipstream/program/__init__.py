@@ -12,7 +12,7 @@ from slipstream.program.cache import (
 from slipstream.program.formats import TENSOR_TYPES, TensorType
 from slipstream.program.program import Program, Recorder, ShardPlan, WeightUse
 from slipstream.program.rows import NO_PARENT, SAMPLED, Row, Rows
-from slipstream.program.shape import StepShape
+from slipstream.program.shape import SpanShape, StepShape
 
 __all__ = [
     "BLOCK_SLOTS",
@@ -29,6 +29,7 @@ __all__ = [
     "Row",
     "Rows",
     "ShardPlan",
+    "SpanShape",
     "StepShape",
     "TensorType",
     "WeightUse",

@@ -79,17 +79,32 @@ class Rows:
         return self.columns[4]
 
     @classmethod
+    def of_columns(
+        cls,
+        columns: Sequence[Sequence[int]],
+        logit_rows: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        adapter: Sequence[int] | None = None,
+    ) -> Rows:
+        """From columns that are known to be right: sequence, token, position, slot, parent."""
+        width = max(map(len, block_tables), default=0)
+        tables = np.array([[*table, *[-1] * (width - len(table))] for table in block_tables], np.int32)
+        count = len(columns[0])
+        return cls(
+            np.array(columns, np.int32).reshape(5, count),
+            np.array(logit_rows, np.int32),
+            np.zeros(count, np.int32) if adapter is None else np.array(adapter, np.int32),
+            tables.reshape(len(block_tables), width),
+        )
+
+    @classmethod
     def of(cls, rows: Sequence[Row], block_tables: Sequence[Sequence[int]]) -> Rows:
         """Columns from single rows. Raises ValueError if the rows contradict one another."""
-        width = max((len(table) for table in block_tables), default=0)
-        tables = np.full((len(block_tables), width), -1, np.int32)
-        for index, table in enumerate(block_tables):
-            tables[index, : len(table)] = table
-        result = cls(
-            np.ascontiguousarray(np.array([row[:5] for row in rows], np.int32).reshape(-1, 5).T),
-            logit_rows=np.array([i for i, row in enumerate(rows) if row.wants_logits], np.int32),
-            adapter=np.array([row.adapter for row in rows], np.int32),
-            block_tables=tables,
+        result = cls.of_columns(
+            [[row[i] for row in rows] for i in range(5)],
+            [index for index, row in enumerate(rows) if row.wants_logits],
+            block_tables,
+            [row.adapter for row in rows],
         )
         result.check()
         return result

@@ -112,8 +112,13 @@ class Draw:
 def _starts(sizes: list[int]) -> npt.NDArray[np.int32]:
     """Where each row's entries begin, and where the last one's end."""
     starts = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=starts[1:])
+    if any(sizes):
+        np.cumsum(sizes, out=starts[1:])
     return starts
+
+
+_NO_TOKENS = np.empty(0, np.int32)
+_NO_VALUES = np.empty((2, 0), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class DrawColumns:
         """Columns from single draws."""
         adjust = [entry for draw in draws for entry in draw.adjust]
         params = [draw.params for draw in draws]
+        allowed = [token for p in params for token in p.allowed_tokens]
         return cls(
             np.array(
                 [
@@ -156,10 +162,10 @@ class DrawColumns:
             ),
             np.array([draw.seed for draw in draws], np.uint64),
             _starts([len(draw.adjust) for draw in draws]),
-            np.array([entry[0] for entry in adjust], np.int32),
-            np.array([[entry[1] for entry in adjust], [entry[2] for entry in adjust]], np.float32),
+            np.array([entry[0] for entry in adjust], np.int32) if adjust else _NO_TOKENS,
+            np.array([[e[1] for e in adjust], [e[2] for e in adjust]], np.float32) if adjust else _NO_VALUES,
             _starts([len(p.allowed_tokens) for p in params]),
-            np.array([token for p in params for token in p.allowed_tokens], np.int32),
+            np.array(allowed, np.int32) if allowed else _NO_TOKENS,
             max((p.logprobs or 0 for p in params), default=0),
         )
 

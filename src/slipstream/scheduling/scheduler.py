@@ -56,6 +56,8 @@ def _make_room(sequence: Sequence, rows: int, sequences: SequenceOf[Sequence], p
     if -(-(sequence.computed + rows) // BLOCK_SLOTS) > pool.size:
         plan.too_large.append(sequence)
         return False
+    if not needed:
+        return True
     planned = {id(span.sequence) for span in plan.spans}
     victims = [s for s in reversed(sequences) if s.blocks and s is not sequence and id(s) not in planned]
     older = sequences.index(sequence)

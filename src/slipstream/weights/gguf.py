@@ -15,7 +15,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -274,10 +274,7 @@ def _place_tensors(
     return tensors
 
 
-def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    data = map_file(path)
-    known = _KnownEnds(path)
-    cursor = _Cursor(path, data, known.ends)
+def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]]]:
     magic = bytes(cursor.view[cursor.need(4, "magic") : 4])
     if magic != MAGIC:
         raise cursor.fail("magic", f"{magic!r} is not a GGUF file's {MAGIC!r}")
@@ -291,7 +288,14 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if count > MAX_TENSORS or count * least > len(cursor.view):
             raise cursor.fail(f"{name} count", f"{count} do not fit into the file")
     metadata = _read_metadata(cursor, metadata_count)
-    infos = _read_tensor_infos(cursor, tensor_count)
+    return metadata, _read_tensor_infos(cursor, tensor_count)
+
+
+def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    data = map_file(path)
+    known = _KnownEnds(path)
+    cursor = _Cursor(path, data, known.ends)
+    metadata, infos = _read_header(cursor)
     alignment = metadata.get("general.alignment", 32)
     valid = isinstance(alignment, int) and 8 <= alignment <= 1 << 16
     if not valid or alignment & (alignment - 1):
@@ -299,6 +303,20 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     tensors = _place_tensors(cursor, infos, alignment)
     known.keep(cursor.arrays)
     return metadata, tensors
+
+
+class TensorHeader(NamedTuple):
+    """What a file's header says of a tensor: row-major shape and type code; its data may be missing."""
+
+    name: str
+    shape: tuple[int, ...]
+    code: int
+
+
+def read_gguf_header(path: Path) -> tuple[Mapping[str, Any], list[TensorHeader]]:
+    """Metadata and tensors of one file of which only the header needs to be there. Raises ModelFileError."""
+    metadata, infos = _read_header(_Cursor(path, map_file(path), {}))
+    return metadata, [TensorHeader(name, dims[::-1], code) for name, dims, code, _ in infos]
 
 
 def split_files(path: Path, metadata: dict[str, Any]) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from slipstream.errors import UnsupportedModelError
 from slipstream.kernels.native import _native
 from slipstream.kernels.native.cache import LayerCache
 from slipstream.program import Program, ops
+from slipstream.program.op_classes import linear_class
 from slipstream.program.ops import Value
 
 Float32Array = npt.NDArray[np.float32]
@@ -118,7 +119,8 @@ class Compiler:
             self.done.add(index + len(group))
         matrices = [self.operands.matrices[op.weight] for op in group]
         biases = [self._vector(op.bias) for op in group]
-        self.executor.linear(x, norm, eps, matrices, biases, outs, epilogue, target, activation)
+        op_class = linear_class(first.weight)
+        self.executor.linear(x, norm, eps, matrices, biases, outs, epilogue, target, activation, op_class)
 
     def _attention(self, op: ops.Attention) -> None:
         spec, write = self.program.cache.groups[op.group], self.written[op.group, op.layer]

@@ -19,9 +19,11 @@ from slipstream.kernels.native.pack_cache import PackCache, cache_key, layout
 from slipstream.kernels.native.packing import LAYOUT, Packing, Quantization, pack, plan
 from slipstream.models.weights import WeightSource
 from slipstream.program import BLOCK_SLOTS, Program, Rows, ops
+from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import DrawColumns, Drawn
 
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 MAX_ROWS = 512
@@ -44,16 +46,25 @@ class NativeExecutable:
     def __init__(
         self,
         program: Program,
-        executor: _native.Executor,
+        operands: Operands,
+        threads: int,
+        max_rows: int,
         packings: list[Packing],
-        caches: dict[tuple[int, int], LayerCache],
         blocks: int,
         stored_bytes: int,
     ):
-        self.program, self.executor, self.packings = program, executor, packings
-        self.caches, self.blocks = caches, blocks
-        self.stored_bytes = stored_bytes
+        self.program, self.operands, self.packings = program, operands, packings
+        self.blocks, self.stored_bytes = blocks, stored_bytes
+        self.executor = _native.Executor(threads, max_rows)
+        self.executor.set_blocks(blocks)
+        Compiler(program, operands, self.executor).compile()
         self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
+
+    def with_threads(self, threads: int) -> NativeExecutable:
+        """The same weights and cache, run by another number of threads; never step both at once."""
+        return NativeExecutable(
+            self.program, self.operands, threads, self.max_rows, self.packings, self.blocks, self.stored_bytes
+        )
 
     @property
     def isa(self) -> str:
@@ -86,13 +97,19 @@ class NativeExecutable:
         return self.executor.max_rows
 
     @property
-    def phase_seconds(self) -> dict[str, float]:
-        """Seconds of the last step by kind of work, on the critical path."""
-        return self.executor.phase_seconds
+    def class_bytes(self) -> dict[str, float]:
+        """Packed bytes that a step reads, by class of work."""
+        return dict(zip(OP_CLASSES, self.executor.class_bytes, strict=True))
 
-    def read_weights(self) -> float:
+    def step_seconds(self) -> Float64Array:
+        """Of the last step: seconds by class (in the order of OP_CLASSES), the total, what was stolen."""
+        out = np.empty(len(OP_CLASSES) + 2)
+        self.executor.copy_seconds(out)
+        return out
+
+    def read_weights(self, threads: int | None = None) -> float:
         """Seconds that reading all weights takes when nothing is computed: the ceiling's measure."""
-        return self.executor.read_weights()
+        return self.executor.read_weights(threads or self.executor.threads)
 
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Compute the rows; draw a token for every logit row if `draws` are given."""
@@ -111,7 +128,7 @@ class NativeExecutable:
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
-        for cache in self.caches.values():
+        for cache in self.operands.caches.values():
             cache.copy(pairs, self.blocks)
 
     def _step_sampled(self, columns: tuple[npt.NDArray[np.int32], ...], draws: DrawColumns) -> Drawn:
@@ -190,11 +207,9 @@ class NativeBackend:
             for index, group in enumerate(program.cache)
             for layer in range(group.layers)
         }
-        executor = _native.Executor(self.threads, self.max_rows)
-        executor.set_blocks(blocks)
-        max_len = blocks * BLOCK_SLOTS
-        Compiler(program, Operands(matrices, vectors, caches, max_len), executor).compile()
-        return NativeExecutable(program, executor, packings, caches, blocks, _stored_bytes(program, weights))
+        operands = Operands(matrices, vectors, caches, blocks * BLOCK_SLOTS)
+        stored = _stored_bytes(program, weights)
+        return NativeExecutable(program, operands, self.threads, self.max_rows, packings, blocks, stored)
 
     def _matrices(self, packings: list[Packing], weights: WeightSource, program: Program) -> dict[str, _native.Matrix]:
         offsets, size = layout(packings)

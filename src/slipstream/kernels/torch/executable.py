@@ -59,6 +59,9 @@ class TorchExecutable:
         uses = self.program.weights
         return sum(w.nbytes for name, w in self.weights.items() if uses[name].role != "embedding")
 
+    def step_seconds(self) -> None:
+        """None: this backend keeps no accounts."""
+
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
         for arrays in self.cache:

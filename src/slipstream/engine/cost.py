@@ -1,0 +1,162 @@
+"""Fitting the cost model: a few seconds of steps on the model's own executable, kept per model and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from slipstream.engine.accounts import parts_of
+from slipstream.engine.model import Model
+from slipstream.errors import UsageError
+from slipstream.kernels.native import NativeExecutable
+from slipstream.paths import cache_folder
+from slipstream.program import BLOCK_SLOTS, Row, Rows, StepShape
+from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
+from slipstream.roofline.cost import CostModel, Curve, Observation, fit
+from slipstream.roofline.probe import processor_name
+
+log = logging.getLogger(__name__)
+
+COST_VERSION = 1
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+MOST_DECODES = 32
+"""Rows that each come from a sequence of their own; more are probed as chunks of one prompt."""
+LONG_STEP = 0.25
+"""Seconds of a step past which larger ones are not probed: the curve is straight by then."""
+BUDGET = 3.0
+"""Seconds after which no further turn over the steps begins; the first turn is always run."""
+MOST_TURNS = 7
+
+Progress = Callable[[int, int], None]
+
+
+def decode_step(model: Model, count: int, context: int) -> Rows:
+    """`count` sequences that decode after `context` tokens. They share blocks where the cache is too small."""
+    each = context // BLOCK_SLOTS + 1
+    rows, tables = [], []
+    for index in range(count):
+        # The last block, which is written, is each one's own; the others may wrap around.
+        shared = [(count + index * (each - 1) + i) % max(model.blocks - count, 1) + count for i in range(each - 1)]
+        table = [block % model.blocks for block in shared] + [index]
+        slot = index * BLOCK_SLOTS + context % BLOCK_SLOTS
+        token = (index * 7919 + context) % model.config.vocabulary
+        rows.append(Row(index, token, context, slot, -1, True))
+        tables.append(table)
+    return Rows.of(rows, tables)
+
+
+def chunk_step(model: Model, count: int, context: int) -> Rows:
+    """A chunk of `count` prompt tokens after `context` others, the last one with logits."""
+    table = list(range(-(-(context + count) // BLOCK_SLOTS)))
+    positions = range(context, context + count)
+    rows = [
+        Row(0, p % model.config.vocabulary, p, p, p - context - 1, p == positions[-1]) for p in positions
+    ]
+    return Rows.of(rows, [table])
+
+
+def observe(model: Model, rows: Rows) -> Observation:
+    """Run a step and take its parts."""
+    executable = model.executable
+    draws = DrawColumns.of([Draw(SamplingParams(temperature=0.7), i, 0, 1) for i in range(len(rows.logit_rows))])
+    begun = time.perf_counter()
+    executable.step(rows, draws)
+    wall = time.perf_counter() - begun
+    seconds = executable.step_seconds()
+    assert seconds is not None
+    body, head, attention = parts_of(seconds[:-2])
+    return Observation(
+        StepShape.of(rows, model.cache), body, head, attention, max(wall - body - head - attention, 0.0)
+    )
+
+
+def probing_steps(model: Model) -> list[Rows]:
+    """The steps a fit is made of, small ones first."""
+    longest = model.max_len - 2
+    contexts = sorted({min(c, longest) for c in (32, longest // 4, longest // 2)})
+    counts = [n for n in ROWS if n <= model.max_rows]
+    steps = []
+    for count in counts:
+        if count <= min(MOST_DECODES, model.blocks // 2):
+            steps += [decode_step(model, count, context) for context in contexts]
+        if 8 <= count < longest:
+            steps += [chunk_step(model, count, context) for context in (0, contexts[-1]) if context + count <= longest]
+    return steps
+
+
+def fit_cost(model: Model, progress: Progress | None = None) -> CostModel:
+    """Probe an idle model (its cache is written over) and fit. Raises UsageError for a backend without accounts."""
+    if not isinstance(model.executable, NativeExecutable):
+        raise UsageError("only the native backend keeps the accounts that a cost model is fitted to")
+    steps = probing_steps(model)
+    observe(model, steps[0])
+    observations: list[Observation] = []
+    too_long = model.max_rows + 1
+    begun = time.perf_counter()
+    for turn in range(MOST_TURNS):
+        for rows in steps:
+            if len(rows) >= too_long or (turn and time.perf_counter() - begun > BUDGET):
+                continue
+            seen = observe(model, rows)
+            observations.append(seen)
+            if seen.seconds > LONG_STEP:
+                too_long = len(rows)
+            if progress:
+                progress(round(100 * min(time.perf_counter() - begun, BUDGET)), round(100 * BUDGET))
+    return fit(observations)
+
+
+def _file(model: Model) -> Path:
+    executable = model.executable
+    assert isinstance(executable, NativeExecutable)
+    key = (
+        COST_VERSION,
+        processor_name(),
+        executable.threads,
+        executable.numerics,
+        executable.weight_bytes,
+        repr(model.config),
+        repr(model.cache),
+        min(model.max_len, 1 << 15),
+        model.max_rows,
+    )
+    return cache_folder() / "cost" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
+
+
+def cost_model(model: Model, progress: Progress | None = None, *, fresh: bool = False) -> CostModel:
+    """The kept cost model of this model on this machine, or a new fit, which is kept. The model must be idle."""
+    if not isinstance(model.executable, NativeExecutable):
+        return fit_cost(model)
+    path = _file(model)
+    if not fresh and (kept := _load(path)) is not None:
+        return kept
+    cost = fit_cost(model, progress)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(cost)))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the cost model is not kept: %s", error)
+    return cost
+
+
+def _load(path: Path) -> CostModel | None:
+    def curve(values: dict[str, Sequence[float]]) -> Curve:
+        counts, seconds = values["counts"], values["seconds"]
+        if len(counts) != len(seconds) or len(counts) < 2 or sorted(counts) != list(counts):
+            raise ValueError("no curve")
+        return Curve(tuple(int(count) for count in counts), tuple(float(value) for value in seconds))
+
+    try:
+        values = json.loads(path.read_text())
+        fixed, row, pair, byte = (float(value) for value in values["attention"])
+        return CostModel(curve(values["body"]), curve(values["head"]), (fixed, row, pair, byte), float(values["host"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

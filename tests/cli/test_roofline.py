@@ -1,0 +1,75 @@
+"""ceiling, levers and probe as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import run
+
+
+def test_ceiling_of_a_size() -> None:
+    out = run("ceiling", "70b", "--precision", "fp8", "--hardware", "H200", "--json")
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    assert f"{report['ceiling_tok_s']:.1f}" == "68.6"
+    assert report["fits"] is True
+    assert report["knee_rows"] == 207
+    assert {"bytes_per_token", "ceiling_tok_s", "knee_rows", "fits", "layers", "intensity"} <= report.keys()
+    assert set(report["layers"]) == {"scheduling", "kv cache", "kernels", "precision", "parallelism", "speculation"}
+    human = run("ceiling", "70b", "--precision", "fp8", "--hardware", "H200").stdout
+    assert "68.6 tokens/s" in human
+
+
+def test_ceiling_with_a_drafter_and_a_prompt() -> None:
+    arguments = ("llama-3-8b", "--hardware", "rtx-4090", "--draft", "tau=3.2,c=0.07,k=5", "--prompt", "1000", "--json")
+    report = json.loads(run("ceiling", *arguments).stdout)
+    speculation = report["speculation"]
+    assert 1 < speculation["speedup"] < speculation["simple_speedup"]
+    assert speculation["ceiling_tok_s"] == pytest.approx(report["ceiling_tok_s"] * speculation["speedup"])
+    assert report["prefill_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ceiling", "no-such-shape"),
+        ("ceiling", "70b", "--hardware", "abacus"),
+        ("ceiling", "70b", "--hardware", "h200", "--precision", "q9"),
+        ("ceiling", "70b", "--hardware", "h200", "--batch", "0"),
+        ("ceiling", "70b", "--hardware", "h200", "--draft", "tau=2"),
+        ("levers", "70b", "--hardware", "h200", "--at", "1"),
+        ("levers", "70b", "--hardware", "h200", "--own", "nothing"),
+        ("levers", "70b", "--hardware", "h200", "--verify"),
+    ],
+)
+def test_wrong_use_is_code_2(arguments: tuple[str, ...]) -> None:
+    out = run(*arguments)
+    assert out.returncode == 2, out.stdout
+    assert out.stderr.startswith("slipstream: ")
+    assert "Traceback" not in out.stderr
+
+
+def test_levers() -> None:
+    arguments = ("levers", "llama-3-8b", "--hardware", "h100-sxm", "--at", "8,4096", "--own", "mine: bytes=0.5")
+    report = json.loads(run(*arguments, "--json").stdout)
+    names = [lever["name"] for lever in report["levers"]]
+    assert "mine" in names
+    assert report["levers"][-1]["one_user"] == pytest.approx(1, abs=0.01)
+    assert "no help for one user" in run(*arguments).stdout
+
+
+def test_probe_and_this_machine(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path))
+    assert "SLIPSTREAM_HOME" in os.environ
+    report = json.loads(run("probe", "--json").stdout)
+    assert report["read"]["1"]["median"] > 1e8
+    assert set(report["peak"]) >= {"scalar"}
+    assert (tmp_path / "cache" / "probe").is_dir()
+    ceiling = json.loads(run("ceiling", str(tiny_gguf), "--json").stdout)
+    assert ceiling["hardware"] == "this machine"
+    assert ceiling["ceiling_tok_s"] > 100
+    assert "barrier" in run("probe").stdout
