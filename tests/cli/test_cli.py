@@ -165,8 +165,8 @@ def test_bench_peers(tiny_gguf: Path, tmp_path: Path, fail: bool) -> None:
         return
     report = json.loads(out.stdout)
     assert report["peer"] == "llama.cpp (llama-cpp-python stub)"
-    assert report["peer_decode_tok_s"] == pytest.approx(50, rel=0.2)
-    assert report["peer_prefill_tok_s"] == pytest.approx(50, rel=0.2)
+    assert 0 < report["peer_decode_tok_s"] <= 50
+    assert 0 < report["peer_prefill_tok_s"] <= 50
     assert report["decode_ratio"] == pytest.approx(report["decode_tok_s"] / report["peer_decode_tok_s"], rel=0.1)
 
 

@@ -73,3 +73,70 @@ def test_probe_and_this_machine(tiny_gguf: Path, tmp_path: Path, monkeypatch: py
     assert ceiling["hardware"] == "this machine"
     assert ceiling["ceiling_tok_s"] > 100
     assert "barrier" in run("probe").stdout
+
+
+def test_explain(tiny_gguf: Path, tmp_path: Path) -> None:
+    plot, file = tmp_path / "w.svg", tmp_path / "explain.json"
+    arguments = ("explain", str(tiny_gguf), "--max-tokens", "40", "--others", "1", "--foreign-prompt", "16")
+    out = run(*arguments, "--plot", str(plot), "--json", "--out", str(file))
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    assert sum(report["parts"].values()) == pytest.approx(report["seconds_per_token"])
+    assert report["verdict"].startswith("You are at ")
+    assert {
+        "bytes_by_class",
+        "operations_by_class",
+        "seconds_by_class",
+        "rows",
+        "counters",
+        "cost_model",
+    } <= report.keys()
+    assert plot.read_text().startswith("<svg")
+    assert "| waterfall, " in run("bench", "table", str(tmp_path)).stdout
+    human = run("explain", str(tiny_gguf), "--max-tokens", "30")
+    assert "You are at" in human.stdout
+    series = run("explain", str(tiny_gguf), "--max-tokens", "30", "--prometheus").stdout
+    assert 'slipstream_waterfall_seconds_per_token{part="ceiling"' in series
+
+
+def test_explain_a_benchmark(tiny_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "decode.json"
+    assert run("bench", "decode", str(tiny_gguf), "--rows", "1", "--turns", "5", "--out", str(file)).returncode == 0
+    result, report = json.loads(file.read_text()), json.loads(run("explain", str(file), "--json").stdout)
+    assert report["seconds_per_token"] == pytest.approx(result["step_seconds"]["1"])
+    assert sum(report["parts"].values()) == pytest.approx(report["seconds_per_token"])
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert run("explain", str(other)).returncode == 2
+
+
+def test_self_test_names_each_part(tiny_gguf: Path) -> None:
+    out = run("explain", str(tiny_gguf), "--self-test", "--json")
+    assert out.returncode == 0, out.stderr
+    verdicts = {v["part"]: v for v in json.loads(out.stdout)["self_test"]}
+    assert {"scheduling", "sampling", "down", "outside", "foreign prefill"} <= verdicts.keys()
+    assert all(verdicts[part]["blamed"] > 0 for part in ("scheduling", "sampling", "down", "outside"))
+
+
+def test_generate_explain(tiny_gguf: Path) -> None:
+    out = run("generate", str(tiny_gguf), "-p", "hello", "--explain", "--max-tokens", "40", "--ignore-eos", "--json")
+    assert out.returncode == 0, out.stderr
+    assert out.stderr.startswith("memory: ")
+    explained = json.loads(out.stdout)["explain"]
+    assert explained["expected_tok_s"] > 0
+    assert explained["verdict"].startswith("You are at")
+    assert sum(explained["parts"].values()) > 0
+
+
+def test_bench_cost_and_levers(tiny_gguf: Path, tmp_path: Path) -> None:
+    report = json.loads(run("bench", "cost", str(tiny_gguf), "--json", "--out", str(tmp_path / "c.json")).stdout)
+    assert report["median_error"] > 0
+    assert len(report["grid"]) > 20
+    out = run("levers", str(tiny_gguf), "--at", "1,100", "--verify", "--json", "--out", str(tmp_path / "l.json"))
+    assert out.returncode == 0, out.stderr
+    verified = {v["name"]: v for v in json.loads(out.stdout)["verified"]}
+    assert {"batch 2", "batch 16", "8-bit keys and values"} <= verified.keys()
+    assert all(v["low"] <= v["measured"] <= v["high"] for v in verified.values())
+    table = run("bench", "table", str(tmp_path)).stdout
+    assert "| cost model, " in table
+    assert "| levers, " in table

@@ -184,6 +184,6 @@ def test_shape_and_bytes() -> None:
     assert cache.bytes_per_token == 3 * per_layer
     rows = [Row(0, 1, 99, 99, -1, True), Row(1, 1, 0, 200, -1), Row(1, 1, 1, 201, 1, True)]
     shape = StepShape.of(Rows.of(rows, [[0, 1, 2, 3], [6]]), cache)
-    assert (shape.rows, shape.logit_rows, shape.row_context) == (3, 2, 100 + 1 + 2)
+    assert (shape.rows, shape.logit_rows, shape.row_context) == (3, 2, (2 * (100 + 3) + (40 + 3)) // 3)
     assert shape.kv_bytes == per_layer * ((100 + 2) + (100 + 2) + (40 + 2))
     assert Namespace("m", "n", KVFormat.BF16) != Namespace("m", "n", KVFormat.BF16, salt="s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_more_rows_never_read_less_and_never_take_less_time() -> None:
     for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3"):
         base = setting(name, "h200", context=2000)
         works = [decode_work(base.shape, base.precision, n, 2000) for n in (1, 2, 8, 64, 512)]
-        assert all(a.bytes < b.bytes and a.operations < b.operations for a, b in zip(works, works[1:], strict=False))
+        assert all(a.bytes < b.bytes and a.operations < b.operations for a, b in pairwise(works))
         costs = [verify_cost(base, n) for n in (1, 2, 8, 64, 512)]
         assert costs == sorted(costs)
         assert costs[0] == 1

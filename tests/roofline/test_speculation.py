@@ -57,7 +57,7 @@ def test_the_best_length_is_the_best() -> None:
     plan = DraftPlan.parse("tau=3.2,c=0.07,k=5")
     result = report(plan, lambda rows: 1 + 0.04 * (rows - 1))
     assert result.best_speedup == max(row[3] for row in result.table) >= result.speedup
-    assert dict((k, gain) for k, _, _, gain in result.table)[5] == pytest.approx(result.speedup)
+    assert {k: gain for k, _, _, gain in result.table}[5] == pytest.approx(result.speedup)
     costly = report(DraftPlan.parse("tau=3.2,c=0.07,k=5"), lambda rows: float(rows))
     assert costly.best_speedup < 1
     assert costly.best_draft_len == 1

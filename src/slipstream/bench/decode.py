@@ -13,7 +13,7 @@ import numpy.typing as npt
 from slipstream.bench.machine import native_only, spread
 from slipstream.engine import Model
 from slipstream.errors import UsageError
-from slipstream.program import BLOCK_SLOTS, Row, Rows
+from slipstream.program import BLOCK_SLOTS, Row, Rows, StepShape
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 
@@ -94,6 +94,8 @@ def measure(
         "step_seconds": {str(n): statistics.median(steps[n]) for n in rows},
         "step_ratio": {str(n): statistics.median(a / b for a, b in zip(steps[n], one, strict=True)) for n in rows},
         "class_seconds": {str(n): dict(zip(OP_CLASSES, np.median(classes[n], 0).tolist(), strict=False)) for n in rows},
+        "class_bytes": executable.class_bytes,
+        "kv_bytes": StepShape.of(plans[rows[0]], model.cache).kv_bytes // rows[0],
         "spread": {
             "tok_s": spread(rates),
             "read_gb_s": spread([rate / 1e9 for rate in read_rates]),

@@ -52,12 +52,49 @@ def _start(r: dict[str, Any]) -> str:
     )
 
 
+def _cost(r: dict[str, Any]) -> str:
+    return (
+        f"median error {r['median_error']:.1%}, 90 % below {r['p90_error']:.1%} over {len(r['grid'])} steps it was not "
+        f"fitted to; knee {r['knee_rows']} rows; one more row after 1: {r['marginal_row_seconds']['1'] * 1e3:.2f} ms, "
+        f"after 16: {r['marginal_row_seconds']['16'] * 1e3:.2f} ms"
+    )
+
+
+def _levers(r: dict[str, Any]) -> str:
+    def line(v: dict[str, Any]) -> str:
+        fitted = f", cost model {v['fitted']:.2f}" if v["fitted"] else ""
+        return f"{v['name']}: roofline {v['predicted']:.2f}{fitted}, measured {v['measured']:.2f}"
+
+    at = r["at"]
+    return f"from batch {at['batch']}, context {at['context']}: " + "; ".join(line(v) for v in r["verified"])
+
+
+def _explain(r: dict[str, Any]) -> str:
+    def points(seconds: float) -> str:
+        return f"{100 * seconds / r['seconds_per_token']:.1f}"
+
+    parts = ", ".join(f"{name} {points(seconds)}" for name, seconds in r["parts"].items())
+    return f"{r['tok_s']:.1f} tokens/s, {r['fraction_of_ceiling']:.0%} of the ceiling; % of the time: {parts}"
+
+
+def _self_test(r: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{v['part']}: {v['blamed'] / v['injected']:.0%} of the injected {v['injected'] * 1e6:.0f} µs blamed on it"
+        f"{'' if v['passed'] else ' (FAILED)'}"
+        for v in r["self_test"]
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
+        ("parts", "waterfall", _explain),
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),
         ("peer", "beside a peer", _peers),
         ("later_starts", "start", _start),
+        ("p90_error", "cost model", _cost),
+        ("verified", "levers", _levers),
+        ("self_test", "accounting self-test", _self_test),
         ("mean_kl", "quality", _quality),
     ):
         if key in result:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, ceiling, chat, generate, levers, probe, pull, quality
+from slipstream.cli import bench, ceiling, chat, explain, generate, levers, probe, pull, quality
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("chat")(chat.chat)
 app.command("probe")(probe.probe)
 app.command("ceiling")(ceiling.ceiling)
 app.command("levers")(levers.levers_command)
+app.command("explain")(explain.explain)
 app.command("quality")(quality.quality)
 app.add_typer(bench.app, name="bench")
 

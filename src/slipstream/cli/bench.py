@@ -11,6 +11,7 @@ import typer
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
+    MaxModelLen,
     ModelArgument,
     Quantization,
     Threads,
@@ -18,7 +19,6 @@ from slipstream.cli.options import (
     progress_bar,
     table,
 )
-from slipstream.engine import Model
 from slipstream.errors import UsageError
 
 app = typer.Typer(help="Measure: decode and prefill against the ceiling, start, peers.", no_args_is_help=True)
@@ -93,6 +93,41 @@ def prefill(
 
 
 @app.command()
+def cost(
+    model: ModelArgument,
+    json_output: JsonOption = False,
+    out: Out = None,
+    max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Fit the cost model, then predict and measure steps it was not fitted to."""
+    from slipstream.bench.cost import measure
+    from slipstream.engine import load_model
+
+    options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
+    with progress_bar() as bar:
+        loaded = load_model(model, options, bar)
+        result = measure(loaded, lambda i, n: bar("measuring", i, n))
+    _report(result, json_output, out)
+    if not json_output:
+        table(
+            f"cost of steps, {model}: median error {result['median_error']:.1%}, knee {result['knee_rows']} rows",
+            [
+                (
+                    cell["step"],
+                    f"{cell['predicted_seconds'] * 1e3:.2f}",
+                    f"{cell['measured_seconds'] * 1e3:.2f}",
+                    f"{cell['predicted_seconds'] / cell['measured_seconds'] - 1:+.1%}",
+                )
+                for cell in result["grid"]
+            ],
+            ("step", "predicted ms", "measured ms", "error"),
+        )
+
+
+@app.command()
 def start(
     model: ModelArgument,
     turns: Turns = 9,
@@ -137,6 +172,7 @@ def peers(
     """Decode and prefill in turns with llama.cpp on the same GGUF file."""
     from dataclasses import replace
 
+    from slipstream.bench.machine import native_only
     from slipstream.bench.peers import LlamaCpp, measure
     from slipstream.engine import load_model
     from slipstream.weights.references import resolve
@@ -149,7 +185,7 @@ def peers(
         if file.suffix != ".gguf":
             raise UsageError("llama.cpp reads GGUF files; give one")
         loaded = load_model(model, replace(load_options(longest, "bf16", "none", threads, "native"), sequences=1), bar)
-        with LlamaCpp(llama_cpp, file, longest, native_threads(loaded)) as peer:
+        with LlamaCpp(llama_cpp, file, longest, native_only(loaded.executable).threads) as peer:
             result = measure(loaded, peer, context, prompt, turns, lambda i, n: bar("measuring", i, n))
     _report(result, json_output, out)
     if not json_output:
@@ -189,13 +225,6 @@ def results(
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
     print(results_table(folder))
-
-
-def native_threads(model: Model) -> int:
-    """Threads of a native model."""
-    from slipstream.bench.machine import native_only
-
-    return native_only(model.executable).threads
 
 
 def _counts(text: str) -> list[int]:

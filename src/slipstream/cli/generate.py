@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +20,16 @@ from slipstream.cli.options import (
     Threads,
     load_options,
     open_model,
+    progress_bar,
 )
-from slipstream.engine import Chunk, Engine, Model, Timings
+from slipstream.engine import Chunk, Engine, LoadOptions, Model, Timings
 from slipstream.engine.ceiling import Ceiling, measure_ceiling
 from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from slipstream.engine.foresight import Foresight
+    from slipstream.roofline.cost import CostModel
 
 
 def parse_logit_bias(entries: list[str]) -> dict[int, float]:
@@ -61,6 +66,9 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many tokens.")] = None,
     n: Annotated[int, typer.Option("-n", help="Answers.")] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say before loading what to expect, and afterwards where the time went.")
+    ] = False,
     json_output: JsonOption = False,
     max_model_len: MaxModelLen = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
@@ -87,11 +95,12 @@ def generate(
         seed=seed,
     )
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, backend)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    foresight = _foresee(model, options, len(text) // 4 + max_tokens // 2) if explain else None
     started = time.perf_counter()
     loaded = open_model(model, options)
     load_seconds = time.perf_counter() - started
-    text = sys.stdin.read() if prompt == "-" else prompt
-    engine = Engine(loaded)
+    engine = Engine(loaded, _cost(loaded) if explain else None)
     number = engine.add(_tokens(loaded, text, chat, system), params)
     chunks = engine.run(number)
     answers = _collect(chunks, n) if json_output else _show(chunks, n)
@@ -103,9 +112,18 @@ def generate(
             **(answers[0] if n == 1 else {"choices": answers}),
             "timings": _timings(timings, load_seconds, ceiling),
         }
+        if foresight is not None:
+            report["explain"] = _compared(foresight, timings, engine, number)
         print(json.dumps(report, ensure_ascii=False))
-    else:
-        print(f"\n{summary(timings, ceiling)}", file=sys.stderr)
+        return
+    print(f"\n{summary(timings, ceiling)}", file=sys.stderr)
+    if foresight is not None:
+        compared = _compared(foresight, timings, engine, number)
+        print(
+            f"expected {compared['expected_tok_s']:.0f} tokens/s, measured {compared['measured_tok_s']:.0f} "
+            f"({compared['measured_tok_s'] / compared['expected_tok_s'] - 1:+.0%}); {compared['verdict']}",
+            file=sys.stderr,
+        )
 
 
 def summary(timings: Timings, ceiling: Ceiling | None) -> str:
@@ -118,6 +136,41 @@ def summary(timings: Timings, ceiling: Ceiling | None) -> str:
         f"{line} = {rate / ceiling.tok_s:.0%} of the ceiling of {ceiling.tok_s:.0f} "
         f"({ceiling.read_gb_s:.1f} GB/s over {ceiling.bytes_per_token / 1e6:.0f} MB a token; {ceiling.isa})"
     )
+
+
+def _foresee(model: str, options: LoadOptions, context: int) -> Foresight:
+    """Memory, speed and bottleneck, printed before any weight is loaded."""
+    from slipstream.engine.foresight import foresee
+    from slipstream.weights.references import resolve
+
+    with progress_bar() as bar:
+        foresight = foresee(resolve(model, bar), options, context)
+    for line in foresight.lines():
+        print(line, file=sys.stderr)
+    return foresight
+
+
+def _cost(model: Model) -> CostModel:
+    from slipstream.engine.cost import cost_model
+
+    with progress_bar() as bar:
+        return cost_model(model, lambda i, n: bar("fitting the cost model", i, n))
+
+
+def _compared(foresight: Foresight, timings: Timings, engine: Engine, number: int) -> dict[str, Any]:
+    """What was expected against what came."""
+    from slipstream.engine.explain import explain_finished
+
+    waterfall = explain_finished(engine, number)
+    return {
+        "weight_bytes": foresight.weight_bytes,
+        "cache_bytes": foresight.cache_bytes,
+        "expected_tok_s": foresight.expected_tok_s,
+        "bottleneck": foresight.bottleneck(),
+        "measured_tok_s": timings.decode_tok_s,
+        "parts": {part.name: part.seconds for part in waterfall.parts} if waterfall else {},
+        "verdict": waterfall.verdict() if waterfall else "the answer is too short to say where its time went.",
+    }
 
 
 def _tokens(model: Model, text: str, chat: bool, system: str | None) -> list[int]:

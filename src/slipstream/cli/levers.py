@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,7 @@ def levers_command(
     ] = [],  # noqa: B006
     verify: Annotated[bool, typer.Option("--verify", help="Run those that exist here and compare.")] = False,
     json_output: JsonOption = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Sort optimisations by the term of the ceiling they touch; what does not help one user comes last."""
     batch, context = _at(at)
@@ -45,16 +47,34 @@ def levers_command(
 
         with progress_bar() as bar:
             measured = run(model, setting, bar)
+    report = {
+        "model": model,
+        "at": {"batch": batch, "context": context},
+        "levers": [asdict(g) for g in gains],
+        "verified": [asdict(m) for m in measured],
+    }
+    if out is not None:
+        from slipstream.bench.machine import described, save
+
+        save(described(report), out)
     if json_output:
-        print(json.dumps({"at": {"batch": batch, "context": context}, "levers": [asdict(g) for g in gains],
-                          "verified": [asdict(m) for m in measured]}))  # fmt: skip
+        print(json.dumps(report))
         return
     _show(gains, f"{setting.shape.name} on {setting.hardware.name}, batch {batch}, context {context}")
     if measured:
         table(
-            "predicted and measured, tokens/s against the first setting",
-            [(m.name, f"{m.predicted:.2f}", f"{m.measured:.2f}", f"{m.low:.2f}-{m.high:.2f}") for m in measured],
-            ("lever", "predicted ×", "measured ×", "turns"),
+            "predicted and measured: tokens/s of all together against the setting asked about",
+            [
+                (
+                    m.name,
+                    f"{m.predicted:.2f}",
+                    f"{m.fitted:.2f}" if m.fitted else "",
+                    f"{m.measured:.2f}",
+                    f"{m.low:.2f}-{m.high:.2f}",
+                )
+                for m in measured
+            ],
+            ("lever", "roofline ×", "cost model ×", "measured ×", "turns"),
         )
 
 

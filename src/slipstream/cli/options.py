@@ -103,7 +103,8 @@ def table(title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] =
 
     grid = Table(title=title, show_header=bool(header), title_justify="left")
     for index in range(len(header) or len(rows[0])):
-        grid.add_column(header[index] if header else "", justify="left" if index == 0 else "right")
+        numbers = index > 0 and all(row[index][:1] in "0123456789+-." for row in rows if row[index])
+        grid.add_column(header[index] if header else "", justify="right" if numbers else "left")
     for row in rows:
         grid.add_row(*row)
     Console().print(grid)

@@ -124,9 +124,7 @@ class StepAccounts:
 
     def planned(self, spans: list[SpanPlan]) -> None:
         """Its rows are ready."""
-        self._spans = [
-            (s.request, s.computed, rows, s.prompt_length, len(s.tokens)) for s, rows in spans
-        ]
+        self._spans = [(s.request, s.computed, rows, s.prompt_length, len(s.tokens)) for s, rows in spans]
         self._planned = time.perf_counter()
 
     def ran(self) -> None:

@@ -55,9 +55,7 @@ def chunk_step(model: Model, count: int, context: int) -> Rows:
     """A chunk of `count` prompt tokens after `context` others, the last one with logits."""
     table = list(range(-(-(context + count) // BLOCK_SLOTS)))
     positions = range(context, context + count)
-    rows = [
-        Row(0, p % model.config.vocabulary, p, p, p - context - 1, p == positions[-1]) for p in positions
-    ]
+    rows = [Row(0, p % model.config.vocabulary, p, p, p - context - 1, p == positions[-1]) for p in positions]
     return Rows.of(rows, [table])
 
 
@@ -71,9 +69,7 @@ def observe(model: Model, rows: Rows) -> Observation:
     seconds = executable.step_seconds()
     assert seconds is not None
     body, head, attention = parts_of(seconds[:-2])
-    return Observation(
-        StepShape.of(rows, model.cache), body, head, attention, max(wall - body - head - attention, 0.0)
-    )
+    return Observation(StepShape.of(rows, model.cache), body, head, attention, max(wall - body - head - attention, 0.0))
 
 
 def probing_steps(model: Model) -> list[Rows]:

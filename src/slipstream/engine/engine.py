@@ -19,7 +19,6 @@ from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Plan, Sequence, schedule
 
-
 Planner = Callable[[SequenceOf[Sequence], BlockPool, int], Plan]
 
 

@@ -17,11 +17,13 @@ from slipstream.kernels.native import NativeExecutable, _native
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.accounting import StepRecord
+from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.waterfall import Limits, Waterfall, split
 
 READ_EVERY = 16
 """Steps between two reads of the weights: memory that other tenants share changes from second to second."""
 READS = 2
+REPEATS = 8
 
 Float64Array = npt.NDArray[np.float64]
 Between = Callable[[Engine, int], None]
@@ -37,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A generation's waterfall, what its ceiling rests on, and the first token's wait."""
+    """A generation's waterfall, what its ceiling rests on, the first token's wait, and the steps after it."""
 
     waterfall: Waterfall
     limits: Limits
@@ -63,19 +65,24 @@ class _Reader:
 
     def read(self, engine: Engine) -> None:
         begun = time.perf_counter()
-        self.reads += [self.executable.read_weights(self.cores) for _ in range(READS)]
         if self.twin is not None and engine.last_step is not None:
-            for _ in range(READS):
-                own, all_cores = (self._repeat(e, engine) for e in (self.executable, self.twin))
-                self.ratios.append(np.minimum(all_cores / np.maximum(own, 1e-9), 1.0))
+            own, all_cores = (self._repeat(e, engine) for e in (self.executable, self.twin))
+            self.ratios.append(np.minimum(all_cores / np.maximum(own, 1e-9), 1.0))
+        reader = self.twin or self.executable
+        reader.read_weights()  # wakes its threads
+        self.reads += [reader.read_weights() for _ in range(READS)]
         took = time.perf_counter() - begun
         engine.exclude(took)
         self.seconds += took
 
     def _repeat(self, executable: NativeExecutable, engine: Engine) -> Float64Array:
+        """Seconds by class of the last step, when it is run again and again (the first time wakes the threads)."""
         assert engine.last_step is not None
-        executable.step(*engine.last_step)
-        return executable.step_seconds()[:-2]
+        seconds = []
+        for _ in range(1 + REPEATS):
+            executable.step(*engine.last_step)
+            seconds.append(executable.step_seconds()[:-2])
+        return np.median(seconds[1:], 0)
 
     def limits(self) -> Limits:
         executable = self.executable
@@ -150,8 +157,40 @@ def explain(
     if len(records) - first < 8:
         raise UsageError("the answer ended after a few tokens; ask for a longer one (--max-tokens, --ignore-eos)")
     own_prefill = sum(r.seconds for r in records[: first + 1] if any(s.request == number for s in r.spans))
-    waterfall = split(
-        records[first + 1 :], number, wall, reader.limits(), engine.cost or cost, model.cache, OP_CLASSES
-    )
+    waterfall = split(records[first + 1 :], number, wall, reader.limits(), engine.cost or cost, model.cache, OP_CLASSES)
     first_token = (timings.first_token or timings.arrived) - timings.arrived
-    return Explanation(waterfall, reader.limits(), text, first_token, own_prefill, tuple(records))
+    return Explanation(waterfall, reader.limits(), text, first_token, own_prefill, tuple(records[first + 1 :]))
+
+
+COUNTED_STEPS = 20
+
+
+def check_bytes(engine: Engine) -> dict[str, float | str | None]:
+    """The last step's bytes by the accounts and by the hardware's counters, or why there are none."""
+    executable, step = native_executable(engine.model), engine.last_step
+    records = list(engine.accounting.records)
+    if step is None or not records:
+        return {"counted_bytes": None, "accounted_bytes": None, "reason": "no step has been run"}
+
+    def again() -> None:
+        for _ in range(COUNTED_STEPS):
+            executable.step(*step)
+
+    count = count_bytes(again)
+    accounted = engine.accounting.work_of(records[-1:])[0]
+    counted = count.nbytes / COUNTED_STEPS if count.nbytes is not None else None
+    return {"counted_bytes": counted, "accounted_bytes": accounted, "reason": count.reason}
+
+
+def explain_finished(engine: Engine, number: int) -> Waterfall | None:
+    """The waterfall of a request that has ended, its ceiling read now; None if too few of its steps are remembered."""
+    reader = _Reader(native_executable(engine.model))
+    cost, timings = engine.cost, engine.timings[number]
+    if cost is None or timings.first_token is None or timings.finished is None:
+        return None
+    begun, finished = timings.first_token, timings.finished
+    records = [r for r in engine.accounting.records if begun <= r.begun <= finished]
+    if sum(span.request == number for record in records for span in record.spans) < 8:
+        return None
+    reader.read(engine)
+    return split(records, number, finished - begun, reader.limits(), cost, engine.model.cache, OP_CLASSES)

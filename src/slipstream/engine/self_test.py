@@ -21,7 +21,7 @@ from slipstream.scheduling import Plan, schedule
 from slipstream.scheduling import Sequence as Scheduled
 
 TOLERANCE = 0.10
-TURNS = 5
+TURNS = 7
 TOKENS = 48
 FOREIGN_PROMPT = 64
 LEAST_LOSS = 1e-3
@@ -69,9 +69,7 @@ def _slow_planner(injector: _Injector) -> Callable[[Sequence[Scheduled], BlockPo
     return planner
 
 
-def self_test(
-    model: Model, cost: CostModel, prompt: list[int], progress: Progress | None = None
-) -> list[Verdict]:
+def self_test(model: Model, cost: CostModel, prompt: list[int], progress: Progress | None = None) -> list[Verdict]:
     """Inject a loss into each part in turn; a thread is taken away if there is more than one."""
     executable = native_executable(model)
     params = SamplingParams(temperature=0.7, seed=7, max_tokens=TOKENS, ignore_eos=True)

@@ -7,7 +7,7 @@ from the backend's own clock, by class of work; the rest from marks around them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -137,6 +137,19 @@ class Accounting:
             for name, work in self.work.items()
         }
         return done | {"attention": 2.0 * self.attention_multiply_adds * self.totals.row_context}
+
+    def work_of(self, records: Iterable[StepRecord]) -> tuple[float, float]:
+        """(bytes, operations) of some steps."""
+        nbytes = operations = 0.0
+        for record in records:
+            shape = record.shape
+            nbytes += shape.kv_bytes
+            operations += 2.0 * self.attention_multiply_adds * shape.row_context
+            for work in self.work.values():
+                rows = shape.logit_rows if work.per_logit_row else shape.rows
+                nbytes += work.weight_bytes if rows else 0.0
+                operations += 2.0 * work.multiply_adds * rows
+        return nbytes, operations
 
     def seconds_by_class(self) -> dict[str, float]:
         """Seconds of the kernels since the start, by class of work."""

@@ -1,8 +1,8 @@
 """The cost model: seconds(StepShape), fitted on this machine and kept true by the steps that are run.
 
 A step is three parts that are measured apart: the body (every matrix but the head, by rows), the head and the
-sampling (by logit rows), attention (by rows, rows × context, and bytes of cache), plus what the host adds. Body and head
-are piecewise linear between knots, so that tiles and the knee show as they are.
+sampling (by logit rows), attention (by rows, rows × context, and bytes of cache), plus what the host adds. Body and
+head are piecewise linear between knots, so that tiles and the knee show as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from slipstream.program import StepShape
 
 Float64Array = npt.NDArray[np.float64]
 
-LEARNING = 0.05
+LEARNING = 0.01
 """Share of a surprise that a knot takes over from one step."""
+PACING = 0.02
+"""Share of a surprise that is put down to the whole machine, whose speed drifts."""
 MOST_SURPRISE = 0.4
 """Logarithm at which a step's surprise is cut off: one disturbed step moves little."""
 LEAST = 1e-9
@@ -62,34 +64,41 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """An immutable snapshot. `attention` are seconds of a step, a row, a row × token of context, a byte of cache."""
+    """An immutable snapshot. `attention` are seconds of a step, a row, a row × token of context, a byte of cache.
+
+    `pace` is how much slower the machine is now than when the rest was fitted.
+    """
 
     body: Curve
     head: Curve
     attention: tuple[float, float, float, float]
     host: float = 0.0
+    pace: float = 1.0
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
-        kernels = self.body.at(shape.rows) + self.head.at(shape.logit_rows) + self.attention_seconds(shape)
-        return kernels + self.host
+        kernels = self.body.at(shape.rows) + self.head.at(shape.logit_rows) + self._attention(shape)
+        return self.pace * kernels + self.host
 
     def attention_seconds(self, shape: StepShape) -> float:
         """The part that reads the cache."""
+        return self.pace * self._attention(shape)
+
+    def _attention(self, shape: StepShape) -> float:
         fixed, row, pair, byte = self.attention
         return fixed + row * shape.rows + pair * shape.row_context + byte * shape.kv_bytes
 
     def marginal_row(self, rows: int) -> float:
         """Seconds of one more row in a step of `rows`, context left out."""
-        return self.body.slope(rows) + self.attention[1]
+        return self.pace * (self.body.slope(rows) + self.attention[1])
 
     def marginal_logit_row(self, logit_rows: int) -> float:
         """Seconds of one more row with logits."""
-        return self.head.slope(logit_rows)
+        return self.pace * self.head.slope(logit_rows)
 
     def marginal_kv_token(self, bytes_per_token: float) -> float:
         """Seconds of one more token of context for a decoding row."""
-        return self.attention[2] + self.attention[3] * bytes_per_token
+        return self.pace * (self.attention[2] + self.attention[3] * bytes_per_token)
 
     @property
     def knee(self) -> int | None:
@@ -164,19 +173,29 @@ def _attention(observations: Sequence[Observation]) -> tuple[float, float, float
 
 
 class OnlineCost:
-    """Follows the steps that are run; hands out snapshots. A step's surprise is cut off, and moves little."""
+    """Follows the steps that are run; hands out snapshots. A step's surprise is cut off, and moves little.
+
+    What all steps have in common moves the pace, what is left of a surprise the knots near the step's shape.
+    """
 
     def __init__(self, model: CostModel):
         self.model = model
 
     def observe(self, step: Observation) -> None:
         """Learn from a step."""
-        model, shape = self.model, step.shape
-        body = model.body.moved(shape.rows, _surprise(step.body, model.body.at(shape.rows)))
+        shape, model = step.shape, self.model
+        kernels = step.body + step.head + step.attention
+        surprise = _cut(_surprise(kernels, model.seconds(shape) - model.host))
+        model = replace(model, pace=model.pace * math.exp(PACING * surprise))
+        seen = Observation(
+            shape, step.body / model.pace, step.head / model.pace, step.attention / model.pace, step.host
+        )
+        body = model.body.moved(shape.rows, _surprise(seen.body, model.body.at(shape.rows)))
         head = model.head
         if shape.logit_rows:
-            head = head.moved(shape.logit_rows, _surprise(step.head, head.at(shape.logit_rows)))
-        factor = math.exp(LEARNING * _cut(_surprise(step.attention, model.attention_seconds(shape))))
+            head = head.moved(shape.logit_rows, _surprise(seen.head, head.at(shape.logit_rows)))
+        expected = model.attention_seconds(shape) / model.pace
+        factor = math.exp(LEARNING * _cut(_surprise(seen.attention, expected)))
         fixed, row, pair, byte = (value * factor for value in model.attention)
         host = model.host * math.exp(LEARNING * _cut(_surprise(step.host, model.host)))
         self.model = replace(model, body=body, head=head, attention=(fixed, row, pair, byte), host=host)

@@ -1,0 +1,74 @@
+"""Before weights are loaded: what memory a model will take, how fast it should be, and what will hold it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions
+from slipstream.kernels.native.instruments import NativeInstruments
+from slipstream.program import BLOCK_SLOTS, KVFormat
+from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
+from slipstream.roofline.probe import Probe, this_machine, usable_memory
+from slipstream.roofline.work import kv_bytes_held, model_bytes
+
+TYPICAL_SHARE = 0.8
+"""Share of the ceiling that one user gets of the native backend (benchmarks/ has 0.65 to 0.95)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """Bytes of weights and of the whole cache, memory there is, and the ceiling for one user at `context` tokens."""
+
+    weight_bytes: float
+    cache_bytes: float
+    memory: int
+    ceiling: Ceiling
+    context: int
+
+    @property
+    def expected_tok_s(self) -> float:
+        """Tokens a second for one user, to be expected of this backend."""
+        return self.ceiling.tok_s * TYPICAL_SHARE
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights and cache fit into memory."""
+        return self.weight_bytes + self.cache_bytes < self.memory
+
+    def bottleneck(self) -> str:
+        """What a token waits for first."""
+        work, time = self.ceiling.work, self.ceiling.time
+        if time.bound != "memory":
+            return f"{time.bound}, even for one user"
+        if work.kv_bytes > work.weight_bytes:
+            return "reading the cache: the context is long for this model"
+        share = work.weight_bytes / work.bytes
+        return f"reading the weights ({share:.0%} of {work.bytes / 1e6:.0f} MB a token)"
+
+    def lines(self) -> list[str]:
+        """For people."""
+        total = self.weight_bytes + self.cache_bytes
+        room = "fits" if self.fits else "does NOT fit; shorten --max-model-len or take a smaller model"
+        return [
+            f"memory: {self.weight_bytes / 1e6:.0f} MB weights + {self.cache_bytes / 1e6:.0f} MB cache = "
+            f"{total / 1e6:.0f} MB of {self.memory / 1e6:.0f} MB: {room}",
+            f"expected: about {self.expected_tok_s:.0f} tokens/s for one user at {self.context} tokens of context, "
+            f"{TYPICAL_SHARE:.0%} of the ceiling of {self.ceiling.tok_s:.0f} "
+            f"({self.ceiling.setting.hardware.bandwidth / 1e9:.1f} GB/s)",
+            f"first bottleneck: {self.bottleneck()}",
+        ]
+
+
+def foresee(path: Path, options: LoadOptions, context: int, probe: Probe | None = None) -> Foresight:
+    """Look at a model's header only; `context` tokens are expected in the cache. Raises SlipstreamError."""
+    source = find_source(str(path))
+    shape, precision = source.shape, source.precision or find_precision("bf16")
+    max_len = options.max_len or min(shape.context or DEFAULT_MAX_LEN, DEFAULT_MAX_LEN)
+    bits = 8.0 if options.kv_format is KVFormat.INT8 else 16.0
+    blocks = -(-max_len // BLOCK_SLOTS) * options.sequences
+    cache = kv_bytes_held(shape, blocks * BLOCK_SLOTS, bits)
+    hardware = (probe or this_machine(NativeInstruments())).hardware()
+    context = min(context, max_len)
+    setting = Setting(shape, hardware, precision, bits, 1, context)
+    return Foresight(model_bytes(shape, precision), cache, usable_memory(), ceiling(setting), context)

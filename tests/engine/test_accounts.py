@@ -1,0 +1,232 @@
+"""The engine's accounts: seconds add up to the wall clock, work is counted, and a known loss is found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, Model, load_model
+from slipstream.engine.accounts import StepAccounts
+from slipstream.engine.cost import cost_model, decode_step, fit_cost, observe
+from slipstream.engine.explain import Load, explain, explain_finished, native_executable
+from slipstream.engine.foresight import foresee
+from slipstream.errors import UsageError
+from slipstream.kernels.native import _native
+from slipstream.program import StepShape
+from slipstream.program.op_classes import OP_CLASSES
+from slipstream.program.sampling import SamplingParams
+from slipstream.roofline.counters import count_bytes
+from slipstream.roofline.probe import Figure, Probe
+
+PROMPT = list(range(40))
+PARAMS = SamplingParams(temperature=0.7, seed=1, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> Model:
+    return load_model(str(tiny_gguf), LoadOptions(max_rows=64))
+
+
+def test_classes_are_those_of_the_kernels() -> None:
+    assert tuple(_native.op_classes()) == OP_CLASSES
+
+
+def test_seconds_add_up_and_work_is_counted(model: Model) -> None:
+    engine = Engine(model)
+    number = engine.add(PROMPT, PARAMS)
+    begun = time.perf_counter()
+    while engine.busy:
+        engine.step()
+    wall = time.perf_counter() - begun
+    accounts = engine.accounting
+    records = list(accounts.records)
+    assert len(records) == accounts.totals.steps == 60
+    marked = sum(r.seconds + r.outside + r.idle for r in records)
+    assert 0.5 * wall < marked <= wall
+    assert all(r.classes.sum() <= r.kernels for r in records)
+    assert accounts.totals.rows == {"prefill": 40, "decode": 59}
+    assert accounts.totals.tokens == 60
+    program = native_executable(model).program
+    weights = sum(u.shape[0] * u.shape[1] for u in program.weights.values() if u.role == "matrix")
+    head = model.config.vocabulary * model.config.hidden
+    body = weights - head
+    operations = accounts.operations_by_class()
+    assert operations["logits"] == 2 * 60 * head
+    assert sum(operations.values()) - operations["logits"] - operations["attention"] == 2 * 99 * body
+    assert sum(native_executable(model).class_bytes.values()) == native_executable(model).weight_bytes
+    assert accounts.bytes_by_class()["logits"] == 60 * native_executable(model).class_bytes["logits"]
+    assert engine.timings[number].generated == 60
+
+
+class Clock:
+    """time.perf_counter, advanced by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_marks_between_and_inside_steps(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("slipstream.engine.accounts.time.perf_counter", clock)
+    accounts = StepAccounts(model, None)
+
+    def step(before: float, busy: bool = True, wake: float | None = None, exclude: float = 0.0) -> None:
+        if wake is not None:
+            clock.now += wake
+            accounts.woken()
+        accounts.exclude(exclude)
+        clock.now += before
+        accounts.begin()
+        clock.now += 1.0
+        accounts.planned([])
+        clock.now += 2.0
+        accounts.ran()
+        clock.now += 4.0
+        accounts.end(busy)
+
+    step(before=9.0)
+    step(before=0.5)
+    step(before=0.25, busy=False)
+    step(before=0.125, wake=8.0)
+    step(before=3.0, exclude=2.5)
+    records = list(accounts.accounting.records)
+    assert [r.outside for r in records] == [0.0, 0.5, 0.25, 0.125, 0.5]
+    assert [r.idle for r in records] == [0.0, 0.0, 0.0, 8.0, 0.0]
+    assert {(r.scheduling, r.output) for r in records} == {(1.0, 4.0)}
+    assert all(r.dispatch + r.kernels == pytest.approx(2.0) for r in records)
+    assert accounts.accounting.totals.idle == 8.0
+
+
+def test_records_wait_until_they_are_wanted(model: Model) -> None:
+    engine = Engine(model)
+    engine.add(PROMPT, PARAMS)
+    for _ in range(StepAccounts.FOLD + 3):
+        if engine.busy:
+            engine.step()
+    assert engine.accounting.totals.steps == 60
+
+
+def test_backends_without_a_clock_of_their_own(tiny_gguf: Path) -> None:
+    reference = load_model(str(tiny_gguf), LoadOptions(backend="reference", max_rows=64))
+    engine = Engine(reference)
+    number = engine.add(PROMPT[:4], replace(PARAMS, max_tokens=3))
+    list(engine.run(number))
+    assert all(r.kernels > 0 and not r.classes.any() for r in engine.accounting.records)
+    with pytest.raises(UsageError, match="native"):
+        fit_cost(reference)
+    with pytest.raises(UsageError, match="native"):
+        native_executable(reference)
+
+
+@pytest.mark.parametrize("op_class", ["qkv", "sample", "attention", "logits"])
+def test_a_delay_is_found_in_its_class(model: Model, op_class: str) -> None:
+    """Compared step by step in turns: its class grows by at least what was injected, and by more than any other."""
+    executable = native_executable(model)
+    rows = decode_step(model, 1, 40)
+    each = 2e-3
+    layers = model.config.layers if op_class in ("qkv", "attention") else 1
+    index = OP_CLASSES.index(op_class)
+    differences = []
+    for _ in range(9):
+        executable.executor.set_delay(op_class, 0.0)
+        observe(model, rows)
+        plain = executable.step_seconds()
+        executable.executor.set_delay(op_class, each)
+        observe(model, rows)
+        differences.append(executable.step_seconds() - plain)
+    executable.executor.set_delay(op_class, 0.0)
+    grown = np.median(differences, 0)[:-2]
+    assert grown[index] >= 0.95 * each * layers
+    assert int(grown.argmax()) == index
+
+
+def test_running_a_step_again_changes_nothing(model: Model) -> None:
+    """What the explanation of missing threads rests on."""
+    engine, other = Engine(model), native_executable(model).with_threads(1)
+    number = engine.add(PROMPT, PARAMS)
+    alone = Engine(model)
+    expected = "".join(chunk.text for chunk in alone.run(alone.add(PROMPT, PARAMS)))
+    text = ""
+    while engine.busy:
+        text += "".join(chunk.text for chunk in engine.step() if chunk.request == number)
+        assert engine.last_step is not None
+        other.step(*engine.last_step)
+    assert text == expected
+
+
+def test_explain_a_generation(model: Model) -> None:
+    engine = Engine(model, fit_cost(model))
+    result = explain(engine, PROMPT, PARAMS, Load(others=1, foreign_prompt=20))
+    waterfall = result.waterfall
+    assert sum(part.seconds for part in waterfall.parts) == pytest.approx(waterfall.seconds)
+    assert waterfall["other decodes"] > 0
+    assert waterfall["foreign prefill"] > 0
+    assert waterfall.tokens == 59
+    assert not engine.busy
+    engine.check()
+    with pytest.raises(UsageError, match="longer"):
+        explain(engine, PROMPT, replace(PARAMS, max_tokens=3))
+    with pytest.raises(UsageError, match="cost model"):
+        explain(Engine(model), PROMPT, PARAMS)
+
+
+def test_a_slow_planner_is_blamed(model: Model) -> None:
+    from slipstream.scheduling import schedule
+
+    def slow(*arguments: object) -> object:
+        time.sleep(0.003)
+        return schedule(*arguments)  # type: ignore[arg-type]
+
+    cost = fit_cost(model)
+    plain = explain(Engine(model, cost), PROMPT, PARAMS).waterfall
+    hurt = explain(Engine(model, cost, slow), PROMPT, PARAMS).waterfall  # type: ignore[arg-type]
+    assert hurt.largest.name == "scheduling"
+    assert hurt["scheduling"] - plain["scheduling"] > 0.0028
+
+
+def test_explain_afterwards(model: Model) -> None:
+    engine = Engine(model, fit_cost(model))
+    number = engine.add(PROMPT, PARAMS)
+    list(engine.run(number))
+    waterfall = explain_finished(engine, number)
+    assert waterfall is not None
+    assert waterfall.tokens >= 58
+    short = engine.add(PROMPT, replace(PARAMS, max_tokens=3))
+    list(engine.run(short))
+    assert explain_finished(engine, short) is None
+
+
+def test_cost_models_are_kept(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path))
+    first = cost_model(model)
+    assert cost_model(model) == first
+    (file,) = (tmp_path / "cache" / "cost").iterdir()
+    for damage in ("{", "{}", '{"body": {"counts": [1], "seconds": [1]}}', "[]"):
+        file.write_text(damage)
+        assert cost_model(model).seconds(StepShape(1, 1, 100, 10)) > 0
+
+
+def test_foresight(tiny_gguf: Path, model: Model) -> None:
+    rate = Figure(10e9, 10e9, 10e9)
+    probe = Probe("", "made up", 2, 1 << 34, {}, {2: rate}, rate, {}, {"avx512": {"int8": Figure(1e12, 1e12, 1e12)}})
+    result = foresee(tiny_gguf, LoadOptions(), 100, probe)
+    assert result.cache_bytes == model.kv_bytes
+    assert result.weight_bytes == native_executable(model).stored_bytes
+    assert result.fits
+    assert "weights" in result.bottleneck()
+    assert len(result.lines()) == 3
+    step = result.weight_bytes + 100 * model.cache.bytes_per_token
+    assert result.ceiling.tok_s == pytest.approx(10e9 / step, rel=0.01)
+
+
+def test_counters_count_or_say_why_not() -> None:
+    data = np.zeros(1 << 22)
+    count = count_bytes(lambda: data.fill(1.0))
+    assert (count.nbytes is None) == bool(count.reason)
