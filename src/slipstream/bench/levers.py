@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.bench.machine import native_only
 from slipstream.engine import LoadOptions, Model, load_model
-from slipstream.engine.cost import cost_model, decode_step
+from slipstream.engine.cost import decode_step, fit_cost
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.program import KVFormat, Rows, StepShape
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
@@ -61,7 +61,7 @@ def _variants(reference: str, setting: Setting, progress: Progress) -> list[_Var
     options = LoadOptions(max_len=context + 2, sequences=max(batch, *BATCHES), max_rows=64)
     base = load_model(reference, options, progress)
     executable = native_only(base.executable)
-    cost = cost_model(base, lambda i, n: progress("fitting the cost model", i, n))
+    cost = fit_cost(base, lambda i, n: progress("fitting the cost model", i, n))
     before = ceiling(setting).total_tok_s
 
     def predicted(changed: Setting) -> float:

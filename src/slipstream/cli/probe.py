@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from slipstream.cli.options import JsonOption, progress_bar, table
+from slipstream.errors import UsageError
+from slipstream.roofline.hardware import add_hardware
 from slipstream.roofline.probe import Figure, Probe, this_machine
 
 
@@ -16,9 +18,18 @@ def probe(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again, even if a probe of this hardware is kept.")
     ] = False,
+    device: Annotated[str, typer.Option("--device", help="cpu, or a torch device such as cuda.")] = "cpu",
+    save_as: Annotated[
+        str | None, typer.Option("--save-as", help="With --device: keep it as your own hardware of this name.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Measure read bandwidth, caches, peak arithmetic and the cost of a barrier; takes seconds, once."""
+    if device != "cpu":
+        _device(device, save_as, json_output)
+        return
+    if save_as is not None:
+        raise UsageError("--save-as needs --device; this machine's own probe is kept anyway (--hardware auto)")
     from slipstream.kernels.native.instruments import NativeInstruments
 
     with progress_bar() as bar:
@@ -27,6 +38,37 @@ def probe(
         print(json.dumps(asdict(result) | {"noisy": result.noisy}))
         return
     _show(result)
+
+
+def _device(device: str, save_as: str | None, json_output: bool) -> None:
+    try:
+        from slipstream.kernels.torch.instruments import DeviceInstruments
+    except ImportError as error:
+        raise UsageError("--device needs torch: pip install 'slipstream[gpu]'") from error
+    try:
+        result = DeviceInstruments(device).measure()
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    entry = {
+        "kind": "gpu",
+        "memory_gb": result.memory / 1e9,
+        "bandwidth_gb_s": result.bandwidth / 1e9,
+        "tops": {kind: peak / 1e12 for kind, peak in result.peak.items()},
+        "link_us": next((seconds * 1e6 for seconds in result.collective.values()), 0.0),
+        "step_overhead_us": 0.0,
+        "source": f"measured by slipstream probe --device {device}",
+        "note": result.name,
+    }
+    if save_as is not None:
+        add_hardware(save_as, entry)
+    if json_output:
+        print(json.dumps(asdict(result)))
+        return
+    rows = [("memory, copied", f"{result.bandwidth / 1e9:.4g} GB/s")]
+    rows += [(f"{kind} products", f"{peak / 1e12:.3g} TOP/s") for kind, peak in result.peak.items()]
+    rows.append(("launch", f"{result.launch * 1e6:.2g} µs"))
+    rows += [(f"all-reduce over {n}", f"{seconds * 1e6:.3g} µs") for n, seconds in result.collective.items()]
+    table(result.name, rows)
 
 
 def _show(result: Probe) -> None:

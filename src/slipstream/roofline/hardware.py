@@ -80,6 +80,21 @@ def catalogue() -> dict[str, Hardware]:
     return _built_in() | _parse(own, str(path))
 
 
+def add_hardware(name: str, entry: Mapping[str, Any]) -> None:
+    """Write a machine into the user's file, in place of one of that name. Raises SlipstreamError."""
+    path = hardware_file()
+    _machine(_plain(name), dict(entry), "the new entry")
+    catalogue()  # a file that cannot be read is not written over
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(known | {_plain(name): dict(entry)}, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise SlipstreamError(f"{path}: {error}") from error
+
+
 def find_hardware(name: str) -> Hardware:
     """A machine of the catalogue; case, spaces and underscores do not matter. Raises UsageError."""
     known = catalogue()
