@@ -27,22 +27,23 @@ enum class Arithmetic : int { Int8, Bf16, F32 };
 
 enum class Activation : int { Silu, GeluTanh };
 
-// Geometry of one attention layer over its cache; blocks are [heads][...] inside.
-// A K block of a head is [k_pad / 2][32 positions][2], a V block [32 / 2][v_pad][2]; bfloat16 or int8.
+// Geometry of one attention layer over its cache: where it lies in block 0, `stride` bytes from one block to the next.
+// Inside, it is [heads][...]. A K block of a head is [k_pad / 2][32 positions][2], a V block [32 / 2][v_pad][2]; bfloat16 or int8.
 struct KVLayer {
   uint8_t* k;
   uint8_t* v;
-  float* k_scale;  // int8 only: [block][head][32]
-  float* v_scale;
+  uint8_t* k_scale;  // int8 only: [head][32] floats
+  uint8_t* v_scale;
+  size_t stride;
   int heads, k_dim, v_dim, k_pad, v_pad;
   bool int8;
   size_t element() const { return int8 ? 1 : 2; }
   size_t k_bytes() const { return (size_t)kBlock * k_pad * element(); }
   size_t v_bytes() const { return (size_t)kBlock * v_pad * element(); }
-  uint8_t* k_block(int block, int head) const { return k + ((size_t)block * heads + head) * k_bytes(); }
-  uint8_t* v_block(int block, int head) const { return v + ((size_t)block * heads + head) * v_bytes(); }
-  float* k_scales(int block, int head) const { return k_scale + ((size_t)block * heads + head) * kBlock; }
-  float* v_scales(int block, int head) const { return v_scale + ((size_t)block * heads + head) * kBlock; }
+  uint8_t* k_block(int block, int head) const { return k + block * stride + head * k_bytes(); }
+  uint8_t* v_block(int block, int head) const { return v + block * stride + head * v_bytes(); }
+  float* k_scales(int block, int head) const { return (float*)(k_scale + block * stride) + head * kBlock; }
+  float* v_scales(int block, int head) const { return (float*)(v_scale + block * stride) + head * kBlock; }
 };
 
 // One block of keys and values as attention reads it.

@@ -21,6 +21,7 @@ from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.probe import Figure, Probe
+from slipstream.scheduling import Plan, State, schedule
 
 PROMPT = list(range(40))
 PARAMS = SamplingParams(temperature=0.7, seed=1, max_tokens=60, ignore_eos=True)
@@ -178,15 +179,13 @@ def test_explain_a_generation(model: Model) -> None:
 
 
 def test_a_slow_planner_is_blamed(model: Model) -> None:
-    from slipstream.scheduling import schedule
-
-    def slow(*arguments: object) -> object:
+    def slow(state: State) -> Plan:
         time.sleep(0.003)
-        return schedule(*arguments)  # type: ignore[arg-type]
+        return schedule(state)
 
     cost = fit_cost(model)
     plain = explain(Engine(model, cost), PROMPT, PARAMS).waterfall
-    hurt = explain(Engine(model, cost, slow), PROMPT, PARAMS).waterfall  # type: ignore[arg-type]
+    hurt = explain(Engine(model, cost, slow), PROMPT, PARAMS).waterfall
     assert hurt.largest.name == "scheduling"
     assert hurt["scheduling"] - plain["scheduling"] > 0.0028
 

@@ -45,7 +45,7 @@ def test_answers_do_not_depend_on_company_or_preemption(tiny_model: Model) -> No
     for a, b, c in zip(alone, together, preempted, strict=True):
         assert tokens_of(a) == tokens_of(b) == tokens_of(c)
         assert logprobs_of(a) == logprobs_of(b) == logprobs_of(c)
-    assert cramped.pool.free == 7
+    assert cramped.pool.available == 7
 
 
 def test_choices_share_the_prompt_and_differ(tiny_model: Model) -> None:
@@ -61,7 +61,7 @@ def test_choices_share_the_prompt_and_differ(tiny_model: Model) -> None:
     assert all(len(tokens) == 12 for tokens in per_choice.values())
     first = answers(Engine(tiny_model), [(prompt, replace(params, n=1))])[0]
     assert tokens_of(first) == per_choice[0]
-    assert engine.pool.free == engine.pool.size
+    assert engine.pool.available == engine.pool.size
 
 
 def greedy(model: Model, text: str, **changes: object) -> list[Chunk]:
@@ -114,9 +114,12 @@ def test_limits_and_refusals(tiny_model: Model) -> None:
     full = answers(engine, [([1] * (tiny_model.max_len - 3), SamplingParams(ignore_eos=True))])[0]
     assert (len(tokens_of(full)), full[-1].finish_reason) == (3, "length")
     small = Engine(replace(tiny_model, blocks=2))
-    refused = answers(small, [([1] * 100, SamplingParams())])[0]
-    assert refused[-1].finish_reason == "length"
-    assert small.pool.free == 2
+    with pytest.raises(UsageError, match="the whole cache holds 64"):
+        small.add([1] * 100, SamplingParams())
+    grown = answers(small, [([1] * 40, SamplingParams(ignore_eos=True, max_tokens=100))])[0]
+    assert grown[-1].finish_reason == "length", "a sequence that outgrows the whole cache ends there"
+    assert len(tokens_of(grown)) == 64 - 40 + 1
+    assert small.pool.available == 2
 
 
 def test_cancel_frees_everything(tiny_model: Model) -> None:
@@ -125,5 +128,5 @@ def test_cancel_frees_everything(tiny_model: Model) -> None:
     engine.step()
     engine.cancel(number)
     assert not engine.busy
-    assert engine.pool.free == engine.pool.size
+    assert engine.pool.available == engine.pool.size
     assert list(engine.run(number)) == []

@@ -1,62 +1,114 @@
-"""Random arrivals, cancellations and tiny pools: seeded answers keep their bits, and no block is lost."""
+"""Random arrivals, cancellations, tiny pools, warm prefix caches: seeded answers keep their bits, no block is lost."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from slipstream.engine import Engine, Model
+from slipstream.engine import Engine, LoadOptions, Model, Terms, load_model
+from slipstream.engine.cost import fit_cost
+from slipstream.program import KVFormat
 from slipstream.program.sampling import SamplingParams
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Limits
+
+SCENARIOS, LONG_SCENARIOS = 1_000, 10_000
+REQUESTS = 4
 
 
 def params_of(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         seed=rng.randrange(1 << 32),
-        max_tokens=rng.randint(1, 24),
+        max_tokens=rng.randint(1, 20),
         temperature=rng.choice([0.0, 0.7, 1.2]),
         top_p=rng.choice([1.0, 0.9]),
         frequency_penalty=rng.choice([0.0, 0.5]),
+        n=rng.choice([1, 1, 1, 2]),
         logprobs=1,
         ignore_eos=True,
     )
 
 
-def scenario(model: Model, seed: int) -> None:
+def prompts_of(rng: random.Random) -> Iterator[list[int]]:
+    """Prompts that often begin alike, some of them to the last token."""
+    common = [rng.randrange(256) for _ in range(rng.choice([31, 32, 64, 70]))]
+    for _ in range(REQUESTS):
+        shared = common[: rng.choice([0, 20, 32, len(common)])]
+        yield shared + [rng.randrange(256) for _ in range(rng.randint(0 if shared else 1, 40))]
+
+
+class Scenario:
     """A few requests arrive at random steps in a pool that holds about two of them; some are cancelled."""
-    rng = random.Random(seed)
-    requests = [([rng.randrange(256) for _ in range(rng.randint(1, 90))], params_of(rng)) for _ in range(4)]
-    expected = []
-    for prompt, params in requests:
-        engine = Engine(model)
-        expected.append([(c.token_ids, c.logprobs, c.text) for c in engine.run(engine.add(prompt, params))])
-    engine = Engine(replace(model, blocks=rng.randint(5, 9), max_rows=rng.choice([5, 17, 64])))
-    waiting, running, cancelled = list(range(4)), {}, set()
-    got: dict[int, list[object]] = {}
-    while waiting or engine.busy:
-        if waiting and (not engine.busy or rng.random() < 0.3):
-            index = waiting.pop(0)
-            running[engine.add(*requests[index])] = index
-        if running and rng.random() < 0.02:
-            number = rng.choice(list(running))
-            cancelled.add(running[number])
-            engine.cancel(number)
-        for chunk in engine.step() if engine.busy else []:
-            got.setdefault(running[chunk.request], []).append((chunk.token_ids, chunk.logprobs, chunk.text))
-        engine.check()
-    assert engine.pool.free == engine.pool.size
-    for index, wanted in enumerate(expected):
-        seen = got.get(index, [])
-        assert seen == (wanted[: len(seen)] if index in cancelled else wanted), f"seed {seed}, request {index}"
+
+    def __init__(self, model: Model, cost: CostModel, seed: int):
+        self.model, self.cost, self.seed = model, cost, seed
+        self.rng = random.Random(seed)
+        self.requests = [(prompt, params_of(self.rng)) for prompt in prompts_of(self.rng)]
+
+    def expected(self) -> list[dict[int, list[object]]]:
+        """What each request says alone on a cold engine without a prefix cache."""
+        answers = []
+        for prompt, params in self.requests:
+            engine = Engine(self.model, prefix_cache=False)
+            answers.append(collect(engine.run(engine.add(prompt, params))))
+        return answers
+
+    def run(self) -> int:
+        """Play it; returns how many prompt tokens came from the cache."""
+        rng, expected = self.rng, self.expected()
+        limits = Limits(rng.choice([5, 17, 64]), rng.choice([1, 2, 100]))
+        model = replace(self.model, blocks=rng.randint(6, 12))
+        engine = Engine(model, rng.choice([None, self.cost]), limits=limits, prefix_cache=rng.random() < 0.8)
+        waiting, running, cancelled = list(range(REQUESTS)), {}, set()
+        got: dict[int, list[object]] = {}
+        while waiting or engine.busy:
+            if waiting and (not engine.busy or rng.random() < 0.3):
+                index = waiting.pop(0)
+                terms = Terms(rng.choice(["", "a"]), rng.choice([0, 0, 5]))
+                running[engine.add(*self.requests[index], terms)] = index
+            if running and rng.random() < 0.02:
+                number = rng.choice(list(running))
+                cancelled.add(running[number])
+                engine.cancel(number)
+            for chunk in engine.step() if engine.busy else []:
+                got.setdefault(running[chunk.request], []).append(chunk)
+            engine.check()
+        assert engine.pool.available == engine.pool.size
+        for index, wanted in enumerate(expected):
+            seen = collect(got.get(index, []))
+            for choice, news in wanted.items():
+                mine = seen.get(choice, [])
+                assert mine == (news[: len(mine)] if index in cancelled else news), f"seed {self.seed}, request {index}"
+        return engine.prefix.stats.hits if engine.prefix else 0
 
 
-def test_jitter(tiny_model: Model) -> None:
-    for seed in range(40):
-        scenario(tiny_model, seed)
+def collect(chunks: object) -> dict[int, list[object]]:
+    """News by choice."""
+    news: dict[int, list[object]] = {}
+    for chunk in chunks:  # type: ignore[attr-defined]
+        news.setdefault(chunk.choice, []).append((chunk.token_ids, chunk.logprobs, chunk.text, chunk.finish_reason))
+    return news
+
+
+@pytest.fixture(scope="module", params=[KVFormat.BF16, KVFormat.INT8])
+def model(request: pytest.FixtureRequest, tiny_gguf: Path) -> Model:
+    return load_model(str(tiny_gguf), LoadOptions(max_rows=64, kv_format=request.param, threads=1))
+
+
+def play(model: Model, seeds: range) -> None:
+    cost = fit_cost(model)
+    assert sum(Scenario(model, cost, seed).run() for seed in seeds) > 0, "no scenario met the prefix cache"
+
+
+def test_jitter(model: Model) -> None:
+    play(model, range(SCENARIOS // 2))
 
 
 @pytest.mark.long
-def test_jitter_long(tiny_model: Model) -> None:
-    for seed in range(1000, 3000):
-        scenario(tiny_model, seed)
+@pytest.mark.timeout(3600)
+def test_jitter_long(model: Model) -> None:
+    play(model, range(1_000_000, 1_000_000 + LONG_SCENARIOS // 2))

@@ -31,6 +31,9 @@ class Fake:
     def barrier(self, threads: int) -> float:
         return 1e-7
 
+    def empty_step(self, threads: int) -> float:
+        return 1e-5
+
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +45,7 @@ def test_the_machine_as_the_ceiling_sees_it() -> None:
     machine = result.hardware()
     assert machine.bandwidth == 20e9
     assert machine.operations("int8") == 8e12
+    assert machine.step_overhead == 1e-5
     assert machine.operations("fp8") == 4e12, "what is not there is done in the next wider kind"
     assert result.read_small_pages.median == 16e9
     assert not result.noisy
@@ -72,4 +76,5 @@ def test_the_native_instruments_measure() -> None:
     assert instruments.read_rate(1, 1 << 20, 0.002, huge_pages=False) > 1e8
     assert instruments.peak(instruments.isas[-1], "f32", 1, 0.002) > 1e6
     assert 0 < instruments.barrier(2) < 1e-2
+    assert 0 < instruments.empty_step(2) < 1e-1
     assert instruments.isas[0] == in_use

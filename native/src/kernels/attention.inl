@@ -10,8 +10,8 @@ inline void load_pairs(const uint8_t* p, bool int8, F& even, F& odd) {
   odd = second_of(both);
 }
 
-// scores[m][32] of M queries against one block
-template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, float (*out)[kSplit], int at) {
+// scores[m][32] of M queries against one block; meanwhile the lines at `ahead` are fetched, one for each that is used.
+template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, float (*out)[kSplit], int at, const uint8_t* ahead) {
   size_t size = t.int8 ? 1 : 2;
   for (int lane = 0; lane < kBlock; lane += W) {
     F acc[M];
@@ -20,6 +20,8 @@ template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, f
       F even[M], odd[M];
       for (int i = 0; i < kGroup; i += 2) {
         F a, b;
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += 2 * W * size;
         load_pairs(block.k + ((size_t)(d + i) / 2 * kBlock + lane) * 2 * size, t.int8, a, b);
         for (int m = 0; m < M; ++m) {
           const float* q = t.q[m0 + m] + d + i;
@@ -39,12 +41,14 @@ template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, f
 }
 
 // out[m] += weights[m][32] @ values[32, v_pad]
-template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at) {
+template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at, const uint8_t* ahead) {
   size_t size = t.int8 ? 1 : 2;
   for (int d = 0; d < t.v_pad; d += W) {
     F even[M], odd[M];
     for (int i = 0; i < kBlock; i += 2) {
       F a, b;
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += 2 * W * size;
       load_pairs(block.v + ((size_t)i / 2 * t.v_pad + d) * 2 * size, t.int8, a, b);
       for (int m = 0; m < M; ++m) {
         const float* p = w[m0 + m] + at + i;
@@ -58,6 +62,8 @@ template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block,
     }
   }
 }
+
+constexpr int kAhead = 2;  // blocks between a fetch and the use
 
 template <class Fn> inline void by_rows(int queries, Fn fn) {
   int m = 0;
@@ -103,8 +109,11 @@ void attend(const SplitTask& t) {
   for (int m = 0; m < t.queries; ++m) last = t.last[m] > last ? t.last[m] : last;
   int blocks = (last - t.begin) / kBlock + 1;
   if (blocks > kSplit / kBlock) blocks = kSplit / kBlock;
-  for (int b = 0; b < blocks; ++b)
-    by_rows(t.queries, [&]<int M>(int m) { scores<M>(t, m, t.blocks[b], s, b * kBlock); });
+  // The weights have evicted the cache since the last step: what comes kAhead blocks later is fetched during the work.
+  for (int b = 0; b < blocks; ++b) {
+    const uint8_t* ahead = b + kAhead < blocks ? t.blocks[b + kAhead].k : t.blocks[b + kAhead - blocks < blocks ? b + kAhead - blocks : b].v;
+    by_rows(t.queries, [&]<int M>(int m) { scores<M>(t, m, t.blocks[b], s, b * kBlock, m ? t.blocks[b].k : ahead); });
+  }
   for (int m = 0; m < t.queries; ++m) {
     soften(t, m, s[m], blocks);
     memset(t.out[m], 0, t.v_pad * sizeof(float));
@@ -115,8 +124,10 @@ void attend(const SplitTask& t) {
           storef(p, vround_bf16(loadf(p) * loadf(t.blocks[b].v_scale + i)));
         }
   }
-  for (int b = 0; b < blocks; ++b)
-    by_rows(t.queries, [&]<int M>(int m) { weighted<M>(t, m, t.blocks[b], s, b * kBlock); });
+  for (int b = 0; b < blocks; ++b) {
+    const uint8_t* ahead = t.blocks[b + kAhead < blocks ? b + kAhead : b].v;
+    by_rows(t.queries, [&]<int M>(int m) { weighted<M>(t, m, t.blocks[b], s, b * kBlock, m ? t.blocks[b].v : ahead); });
+  }
 }
 
 void merge(float* run_out, float* run_peak, float* run_total, const float* out, float peak, float total, int n) {

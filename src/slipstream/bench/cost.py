@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.bench.machine import native_only, spread
 from slipstream.engine import Model
-from slipstream.engine.cost import chunk_step, decode_step, fit_cost, observe
+from slipstream.engine.cost import chunk_step, commit, decode_step, fit_cost, observe
 from slipstream.program import Rows, StepShape
 from slipstream.roofline.cost import OnlineCost
 
@@ -45,6 +45,7 @@ def measure(model: Model, progress: Progress | None = None) -> dict[str, Any]:
             rows, context = rng.randint(1, 16), rng.randint(1, longest)
             cells.append((f"{rows} rows at {context}", decode_step(model, rows, context)))
     rng.shuffle(cells)
+    commit(model, [step for _, step in cells])
     grid: list[dict[str, Any]] = []
     errors: list[float] = []
     fit_errors: list[float] = []

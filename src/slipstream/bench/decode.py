@@ -52,6 +52,7 @@ def measure(
     if max(rows) * blocks_each > model.blocks or max(rows) > model.max_rows:
         raise UsageError(f"{max(rows)} rows at context {context} need a larger cache or more rows a step")
     plans = {n: decode_rows(n, context, blocks_each, model.config.vocabulary) for n in rows}
+    executable.touch_blocks(np.unique(plans[max(rows)].block_tables))
     draws = {n: DrawColumns.of([Draw(params, i, 0, context + 1) for i in range(n)]) for n in rows}
     reads: list[float] = []
     steps: dict[int, list[float]] = {n: [] for n in rows}

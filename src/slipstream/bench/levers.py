@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.bench.machine import native_only
 from slipstream.engine import LoadOptions, Model, load_model
-from slipstream.engine.cost import decode_step, fit_cost
+from slipstream.engine.cost import commit, decode_step, fit_cost
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.program import KVFormat, Rows, StepShape
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
@@ -99,6 +99,8 @@ def _variants(reference: str, setting: Setting, progress: Progress) -> list[_Var
 def verify(reference: str, setting: Setting, progress: Progress) -> list[Verified]:
     """Measure the levers that exist for a model. Raises SlipstreamError if it cannot be loaded."""
     variants = _variants(reference, setting, progress)
+    for variant in variants:
+        commit(variant.model, [variant.rows])
     rates: list[list[float]] = [[] for _ in variants]
     for turn in range(TURNS + 1):
         for variant, into in zip(variants, rates, strict=True):

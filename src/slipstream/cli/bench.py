@@ -125,6 +125,20 @@ def cost(
             ],
             ("step", "predicted ms", "measured ms", "error"),
         )
+        counts, seconds = result["cost_model"]["body"]["counts"], result["cost_model"]["body"]["seconds"]
+        table(
+            "the knee's curve: the body of a step by rows",
+            [
+                (
+                    f"{n}{' (knee)' if n == result['knee_rows'] else ''}",
+                    f"{s * 1e3:.2f}",
+                    f"{(s - before) * 1e3 / (n - fewer):.3f}" if fewer else "",
+                    f"{s * 1e3 / n:.3f}",
+                )
+                for n, s, fewer, before in zip(counts, seconds, [0, *counts], [0.0, *seconds], strict=False)
+            ],
+            ("rows", "ms", "ms for one more", "ms per row"),
+        )
 
 
 @app.command()

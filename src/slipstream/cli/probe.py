@@ -85,6 +85,7 @@ def _show(result: Probe) -> None:
     for isa, peaks in result.peak.items():
         rows += [(f"{kind}, {isa}", *rate(figure, 1e12, "TOP/s")) for kind, figure in peaks.items()]
     rows.append(("threads meet (barrier)", *rate(result.barrier, 1e-6, "µs")))
+    rows.append(("a step with next to no work", *rate(result.empty_step, 1e-6, "µs")))
     table(
         f"{result.processor}, {result.cores} cores, {result.memory / 2**30:.1f} GiB", rows, ("what", "median", "turns")
     )

@@ -118,6 +118,11 @@ class StepAccounts:
         self.fold()
         return self._cost.model if self._cost else None
 
+    @property
+    def snapshot(self) -> CostModel | None:
+        """What steps cost, as of the last fold: what the planner works with."""
+        return self._cost.model if self._cost else None
+
     def begin(self) -> None:
         """A step begins."""
         self._begun = time.perf_counter()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from slipstream.engine.accounts import parts_of
 from slipstream.engine.model import Model
 from slipstream.errors import UsageError
@@ -86,11 +88,18 @@ def probing_steps(model: Model) -> list[Rows]:
     return steps
 
 
+def commit(model: Model, steps: Sequence[Rows]) -> None:
+    """Commit the cache blocks that steps read."""
+    assert isinstance(model.executable, NativeExecutable)
+    model.executable.touch_blocks(np.unique(np.concatenate([rows.block_tables.ravel() for rows in steps])))
+
+
 def fit_cost(model: Model, progress: Progress | None = None) -> CostModel:
     """Probe an idle model (its cache is written over) and fit. Raises UsageError for a backend without accounts."""
     if not isinstance(model.executable, NativeExecutable):
         raise UsageError("only the native backend keeps the accounts that a cost model is fitted to")
     steps = probing_steps(model)
+    commit(model, steps)
     observe(model, steps[0])
     observations: list[Observation] = []
     too_long = model.max_rows + 1

@@ -13,7 +13,7 @@ from slipstream.errors import UsageError
 from slipstream.kernels import Backend, Executable
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
-from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat
+from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat, Namespace
 from slipstream.text import Tokenizer, load_tokenizer
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -66,6 +66,11 @@ class Model:
     def kv_bytes(self) -> int:
         """Bytes of the whole cache."""
         return self.blocks * self.cache.bytes_per_block
+
+    @property
+    def namespace(self) -> Namespace:
+        """Whose cached blocks may be shared."""
+        return Namespace(self.reference, self.executable.numerics, self.cache.groups[0].format)
 
     @cached_property
     def template(self) -> ChatTemplate | None:

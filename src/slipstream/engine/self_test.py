@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from slipstream.engine.engine import Engine
+from slipstream.engine.engine import Engine, Planner
 from slipstream.engine.explain import Explanation, Load, explain, native_executable
 from slipstream.engine.model import Model
-from slipstream.kvcache import BlockPool
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel
 from slipstream.roofline.waterfall import Waterfall
-from slipstream.scheduling import Plan, schedule
-from slipstream.scheduling import Sequence as Scheduled
+from slipstream.scheduling import Plan, State, schedule
 
 TOLERANCE = 0.10
 TURNS = 7
@@ -61,10 +59,10 @@ class _Injector:
         self.count += 1
 
 
-def _slow_planner(injector: _Injector) -> Callable[[Sequence[Scheduled], BlockPool, int], Plan]:
-    def planner(sequences: Sequence[Scheduled], pool: BlockPool, max_rows: int) -> Plan:
+def _slow_planner(injector: _Injector) -> Planner:
+    def planner(state: State) -> Plan:
         injector.wait()
-        return schedule(sequences, pool, max_rows)
+        return schedule(state)
 
     return planner
 
@@ -75,9 +73,9 @@ def self_test(model: Model, cost: CostModel, prompt: list[int], progress: Progre
     params = SamplingParams(temperature=0.7, seed=7, max_tokens=TOKENS, ignore_eos=True)
 
     def run(
-        on: Model = model, load: Load | None = None, planner: object = schedule, outside: _Injector | None = None
+        on: Model = model, load: Load | None = None, planner: Planner = schedule, outside: _Injector | None = None
     ) -> Explanation:
-        engine = Engine(on, cost, planner)  # type: ignore[arg-type]
+        engine = Engine(on, cost, planner)
         return explain(engine, prompt, params, load, (lambda e, n: outside.wait()) if outside else None)
 
     plain = run().waterfall

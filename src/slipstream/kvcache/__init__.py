@@ -1,5 +1,6 @@
-"""Layer 2: the block pool; later the prefix cache, offload tiers and transfer."""
+"""Layer 2: the block pool and the prefix cache."""
 
 from slipstream.kvcache.pool import BlockPool, OutOfBlocksError
+from slipstream.kvcache.prefix import Node, PrefixCache
 
-__all__ = ["BlockPool", "OutOfBlocksError"]
+__all__ = ["BlockPool", "Node", "OutOfBlocksError", "PrefixCache"]

@@ -21,7 +21,7 @@ from slipstream.roofline.hardware import Hardware
 
 log = logging.getLogger(__name__)
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 MIB = 1 << 20
 TURNS = 5
 NOISY = 0.25
@@ -52,6 +52,9 @@ class Instruments(Protocol):
 
     def barrier(self, threads: int) -> float:
         """Seconds that threads need to meet once."""
+
+    def empty_step(self, threads: int) -> float:
+        """Seconds of a step with next to no work: the engine's fixed cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Probe:
     cached: dict[str, Figure]
     peak: dict[str, dict[str, Figure]] = field(default_factory=dict)
     barrier: Figure = field(default_factory=lambda: Figure(0, 0, 0))
+    empty_step: Figure = field(default_factory=lambda: Figure(0, 0, 0))
 
     @property
     def noisy(self) -> list[str]:
@@ -103,6 +107,7 @@ class Probe:
             self.read[max(self.read)].median,
             float(self.memory),
             {arithmetic: figure.median for arithmetic, figure in best.items()},
+            step_overhead=self.empty_step.median,
             kind="cpu",
             source="measured by slipstream probe",
             note=self.processor,
@@ -169,7 +174,7 @@ def measure(instruments: Instruments, progress: Progress | None = None) -> Probe
     # Half a cache, so that all of it stays there; the last level is shared by all cores.
     levels = [(name, size // 2 // (cores if size == last else 1)) for name, size in sorted(caches.items())]
     arithmetics = ("int8", "bf16", "f32")
-    total, done = len(counts) + 1 + len(levels) + len(instruments.isas) * 3 + 1, 0
+    total, done = len(counts) + 1 + len(levels) + len(instruments.isas) * 3 + 2, 0
 
     def told(figure: Figure) -> Figure:
         nonlocal done
@@ -192,8 +197,9 @@ def measure(instruments: Instruments, progress: Progress | None = None) -> Probe
         for isa in instruments.isas
     }
     barrier = told(_figure(lambda: instruments.barrier(cores)))
+    empty = told(_figure(lambda: instruments.empty_step(cores)))
     return Probe(
-        fingerprint(instruments), processor_name(), cores, memory, caches, rates, small, cached, peaks, barrier
+        fingerprint(instruments), processor_name(), cores, memory, caches, rates, small, cached, peaks, barrier, empty
     )
 
 
@@ -224,6 +230,7 @@ def load(instruments: Instruments) -> Probe | None:
                     for isa, peaks in values["peak"].items()
                 },
                 "barrier": Figure(**values["barrier"]),
+                "empty_step": Figure(**values["empty_step"]),
             }
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

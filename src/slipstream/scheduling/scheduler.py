@@ -1,28 +1,76 @@
-"""Which rows the next step computes: decodes first, then prompts in order of arrival, as rows allow."""
+"""Which rows the next step computes: a pure function from the state to a plan.
+
+Decodes come first. Prompts ride along as far as their rows' marginal cost keeps the step within what running streams
+can bear; a prompt that comes in is admitted when the cache holds all of it. Who waits is decided by priority (which
+rises with waiting), then by how much each tenant has had, then by arrival.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slipstream.kvcache import BlockPool
-from slipstream.program import BLOCK_SLOTS
+from slipstream.program import BLOCK_SLOTS, StepShape
+from slipstream.roofline.cost import CostModel
 from slipstream.scheduling.sequence import Sequence
+
+STRETCH = 1.5
+"""A step with prompt rows may take this much longer than without, unless a latency target says otherwise."""
+ALONE = 0.25
+"""Seconds of a step while nobody decodes: how long a newcomer, or a cancellation, may have to wait."""
+LEAST_CHUNK = 8
+"""Prompt rows that a step takes in any case, so that prompts get on."""
+AGING = 10.0
+"""Seconds of waiting that are worth one step of priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What plans must keep to. Targets are seconds; None: no target."""
+
+    max_rows: int
+    max_sequences: int = 1 << 30
+    tpot_target: float | None = None
+    ttft_target: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything a plan depends on: values only, and sequences that planning does not change.
+
+    `sequences` are in order of arrival; `served` are the rows each tenant has had; `cost` prices steps, and without it
+    only `limits.max_rows` bounds them. `kv_bytes` are those of a token in the cache; `peek` looks up how many tokens of
+    a sequence that holds no blocks the prefix cache knows.
+    """
+
+    now: float
+    sequences: SequenceOf[Sequence]
+    pool: BlockPool
+    limits: Limits
+    served: Mapping[str, float] = field(default_factory=dict)
+    cost: CostModel | None = None
+    kv_bytes: int = 0
+    peek: Callable[[Sequence], int] = lambda sequence: 0
 
 
 class SpanPlan(NamedTuple):
-    """`rows` tokens of a sequence, from its first one that is not computed."""
+    """`rows` tokens of a sequence, from its first one that is neither computed nor in the prefix cache."""
 
     sequence: Sequence
     rows: int
 
 
 class Plan(NamedTuple):
-    """A step's spans, the sequences that lost their blocks for it, and those that can never fit."""
+    """A step's spans, the sequences that lose their blocks for it, those that can never fit, and those too late."""
 
     spans: list[SpanPlan]
     preempted: list[Sequence]
     too_large: list[Sequence]
+    expired: list[Sequence]
 
 
 def blocks_needed(sequence: Sequence, tokens: int) -> int:
@@ -30,50 +78,169 @@ def blocks_needed(sequence: Sequence, tokens: int) -> int:
     return max(0, -(-tokens // BLOCK_SLOTS) - len(sequence.blocks))
 
 
-def schedule(sequences: SequenceOf[Sequence], pool: BlockPool, max_rows: int) -> Plan:
-    """Plan a step and take the blocks it needs.
-
-    `sequences` are in order of arrival. A sequence that cannot get blocks waits; if nothing at all
-    could run, the latest arrival that holds blocks gives them back and is computed again later.
-    """
-    plan = Plan([], [], [])
-    ready = [s for s in sequences if s.waits_for is None and s.missing]
-    ready.sort(key=lambda s: s.missing > 1)  # stable: decodes first
-    left = max_rows
-    for sequence in ready:
-        if not left or sequence in plan.preempted:
-            break
-        rows = min(sequence.missing, left)
-        if not _make_room(sequence, rows, sequences, pool, plan):
-            continue
-        plan.spans.append(SpanPlan(sequence, rows))
-        left -= rows
-    return plan
+def schedule(state: State) -> Plan:
+    """Plan a step; whoever runs it takes the blocks and gives back those of the preempted."""
+    return _Planner(state).plan()
 
 
-def _make_room(sequence: Sequence, rows: int, sequences: SequenceOf[Sequence], pool: BlockPool, plan: Plan) -> bool:
-    needed = blocks_needed(sequence, sequence.computed + rows)
-    if -(-(sequence.computed + rows) // BLOCK_SLOTS) > pool.size:
-        plan.too_large.append(sequence)
-        return False
-    if not needed:
-        return True
-    planned = {id(span.sequence) for span in plan.spans}
-    victims = [s for s in reversed(sequences) if s.blocks and s is not sequence and id(s) not in planned]
-    older = sequences.index(sequence)
-    while pool.free < needed and victims:
-        victim = victims.pop(0)
-        if sequences.index(victim) < older:
+class _Planner:
+    def __init__(self, state: State):
+        self.state = state
+        self.available = state.pool.available
+        self.spans: list[SpanPlan] = []
+        self.preempted: list[Sequence] = []
+        self.too_large: list[Sequence] = []
+        self.planned: set[int] = set()
+        self.starts: dict[int, int] = {}
+        self.rows = self.logit_rows = self.context = self.kv_tokens = 0
+
+    def plan(self) -> Plan:
+        state = self.state
+        expired = [s for s in state.sequences if s.deadline <= state.now]
+        ready = [s for s in state.sequences if s.waits_for is None and s.missing and s.deadline > state.now]
+        if len(ready) > 1:
+            decodes = sorted((s for s in ready if s.blocks and s.missing == 1), key=self._urgency)
+            prompts = sorted((s for s in ready if not s.blocks or s.missing > 1), key=self._order)
+        else:
+            decodes = [s for s in ready if s.blocks and s.missing == 1]
+            prompts = ready if not decodes else []
+        for sequence in decodes:
+            if self.rows == state.limits.max_rows:
+                break
+            if sequence not in self.preempted and self._find_blocks(sequence, ready):
+                self._add(sequence, 1)
+        if prompts:
+            self._add_prompts(prompts, ready)
+        return Plan(self.spans, self.preempted, self.too_large, expired)
+
+    def _start(self, sequence: Sequence) -> int:
+        """The first token that has to be computed."""
+        if sequence.blocks:
+            return sequence.computed
+        if id(sequence) not in self.starts:
+            self.starts[id(sequence)] = self.state.peek(sequence)
+        return self.starts[id(sequence)]
+
+    def _urgency(self, s: Sequence) -> tuple[float, float]:
+        """Who goes first, and who is preempted last."""
+        return s.priority - (self.state.now - s.arrived) / AGING, s.arrived
+
+    def _order(self, s: Sequence) -> tuple[bool, float, float, float]:
+        """Prompts that are begun, then whole steps of priority, then those whose tenant has had least."""
+        priority, arrived = self._urgency(s)
+        return not s.blocks, math.floor(priority), self.state.served.get(s.tenant, 0.0), arrived
+
+    def _add(self, sequence: Sequence, rows: int) -> None:
+        start = self._start(sequence)
+        end = start + rows
+        self.available -= blocks_needed(sequence, end)
+        self.spans.append(SpanPlan(sequence, rows))
+        self.planned.add(id(sequence))
+        self.rows += rows
+        self.logit_rows += end == len(sequence.tokens)
+        self.context += (end * (end + 1) - start * (start + 1)) // 2
+        self.kv_tokens += end
+
+    def _find_blocks(self, sequence: Sequence, ready: list[Sequence]) -> bool:
+        """Make room for a decode: the least urgent that runs gives way, the sequence itself if it is that one."""
+        needed = blocks_needed(sequence, sequence.computed + 1)
+        if not needed:
+            return True
+        if -(-(sequence.computed + 1) // BLOCK_SLOTS) > self.state.pool.size:
+            self.too_large.append(sequence)
             return False
-        preempt(victim, pool)
-        plan.preempted.append(victim)
-    if pool.free < needed:
-        return False
-    sequence.blocks.extend(pool.take(needed))
-    return True
+        while self.available < needed:
+            victims = [s for s in ready if s.blocks and id(s) not in self.planned and s not in self.preempted]
+            victim = max(victims, key=self._urgency)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
 
+    def _preempt(self, victim: Sequence) -> None:
+        self.preempted.append(victim)
+        self.available += self.state.pool.releasable(victim.blocks)
 
-def preempt(sequence: Sequence, pool: BlockPool) -> None:
-    """Take a sequence's blocks away; all its tokens have to be computed again."""
-    pool.release(sequence.blocks)
-    sequence.blocks, sequence.computed = [], 0
+    def _add_prompts(self, prompts: list[Sequence], ready: list[Sequence]) -> None:
+        limits = self.state.limits
+        limit = self._step_seconds(prompts)
+        running = sum(1 for s in ready if s.blocks and s not in self.preempted)
+        for sequence in prompts:
+            left = limits.max_rows - self.rows
+            if left <= 0:
+                return
+            if sequence in self.preempted:
+                continue
+            if not sequence.blocks and (self.preempted or running >= limits.max_sequences):
+                return
+            if -(-len(sequence.tokens) // BLOCK_SLOTS) > self.state.pool.size:
+                self.too_large.append(sequence)
+                continue
+            rows = min(len(sequence.tokens) - self._start(sequence), left)
+            if limit is not None:
+                rows = min(rows, self._affordable(sequence, rows, limit))
+            if rows <= 0:
+                return
+            if sequence.blocks:
+                rows = self._fitting(sequence, rows, ready)
+                if not rows:
+                    continue
+            else:
+                # Admitted only with room for all of it, and for a block more of everyone who runs.
+                spare = running if self.spans else 0
+                if blocks_needed(sequence, len(sequence.tokens)) + spare > self.available:
+                    return
+                running += 1
+            self._add(sequence, rows)
+
+    def _fitting(self, sequence: Sequence, rows: int, ready: list[Sequence]) -> int:
+        """Rows of a begun prompt that the cache has room for; if none, and nothing else runs, others give way."""
+        room = self.available * BLOCK_SLOTS + len(sequence.blocks) * BLOCK_SLOTS - sequence.computed
+        if room > 0 or self.spans:
+            return max(0, min(rows, room))
+        others = [s for s in ready if s.blocks and s is not sequence and s not in self.preempted]
+        if others:
+            self._preempt(max(others, key=self._urgency))
+            return self._fitting(sequence, rows, ready)
+        return 0
+
+    def _shape(self, sequence: Sequence | None = None, rows: int = 0) -> StepShape:
+        """The step so far, and some more rows of a sequence."""
+        context, tokens, logits = self.context, self.kv_tokens, self.logit_rows
+        if sequence is not None:
+            start = self._start(sequence)
+            end = start + rows
+            context += (end * (end + 1) - start * (start + 1)) // 2
+            tokens += end
+            logits += end == len(sequence.tokens)
+        return StepShape(self.rows + rows, logits, tokens * self.state.kv_bytes, context)
+
+    def _step_seconds(self, prompts: list[Sequence]) -> float | None:
+        """How long the step may take with prompts in it; None: there is nothing to price it with."""
+        cost, limits = self.state.cost, self.state.limits
+        if cost is None:
+            return None
+        if not self.rows:
+            return ALONE
+        bare = cost.seconds(self._shape())
+        limit = max(limits.tpot_target or STRETCH * bare, bare)
+        if limits.ttft_target is not None:
+            late = any(self.state.now - s.arrived > limits.ttft_target / 2 for s in prompts if not s.generated)
+            limit = max(limit, 2 * bare) if late else limit
+        return limit
+
+    def _affordable(self, sequence: Sequence, rows: int, limit: float) -> int:
+        """The most rows of a prompt that keep the step within `limit`, but a few in any case."""
+        cost = self.state.cost
+        assert cost is not None
+        least = min(rows, LEAST_CHUNK) if not any(span.rows > 1 for span in self.spans) else 0
+        if cost.seconds(self._shape(sequence, rows)) <= limit:
+            return rows
+        low, high = 0, rows
+        while high - low > 1:
+            middle = (low + high) // 2
+            if cost.seconds(self._shape(sequence, middle)) <= limit:
+                low = middle
+            else:
+                high = middle
+        return max(low, least)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from slipstream.kvcache import Node
 from slipstream.program import BLOCK_SLOTS
 from slipstream.program.sampling import Draw, SamplingParams
 
@@ -15,7 +16,8 @@ class Sequence:
     """Tokens so far, how many of them are in the cache, and the blocks they lie in.
 
     The one rule: computed tokens catch up with tokens. A prompt chunk, a decode and a recomputation
-    after preemption are the same thing.
+    after preemption are the same thing. `tenant` is whose request it is; a lower `priority` goes first;
+    `cached` tokens of the prompt came from the prefix cache, in which `node` is where the sequence stands.
     """
 
     request: int
@@ -29,6 +31,13 @@ class Sequence:
     computed: int = 0
     waits_for: Sequence | None = None
     counts: Counter[int] = field(default_factory=Counter)
+    tenant: str = ""
+    priority: int = 0
+    arrived: float = 0.0
+    deadline: float = math.inf
+    cached: int = 0
+    preemptions: int = 0
+    node: Node | None = None
 
     @property
     def generated(self) -> int:

@@ -1,4 +1,8 @@
-"""The native KV cache: one pair of byte arrays per layer, in the kernels' block layout."""
+"""The native KV cache: one piece of memory, block after block; a block holds its tokens of all layers.
+
+So a block is copied, saved or restored in one piece, and huge pages can be used: the first tokens commit one of them
+and not one for every layer.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +13,67 @@ import numpy.typing as npt
 
 from slipstream.errors import UnsupportedModelError
 from slipstream.kernels.native import _native
-from slipstream.program import BLOCK_SLOTS, CacheGroup, GroupKind, KVFormat
+from slipstream.program import BLOCK_SLOTS, CacheGroup, CacheSpec, GroupKind, KVFormat
 
 Bytes = npt.NDArray[np.uint8]
-_HEAD_MULTIPLE = 32
+_HEAD_MULTIPLE, _LINE = 32, 64
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
-    """Keys and values of one layer, each [blocks * bytes per block]; scales [blocks * heads * 32] if int8."""
+class LayerPlace:
+    """Where in a block a layer's keys, values and (int8 only) their scales lie: bytes from its start."""
 
-    k: Bytes
-    v: Bytes
-    k_scale: npt.NDArray[np.float32] | None
-    v_scale: npt.NDArray[np.float32] | None
+    k: int
+    v: int
+    k_scale: int
+    v_scale: int
+    int8: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CacheArena:
+    """Zeroed memory [blocks * block_bytes] that the system commits as it is written, and each layer's place in it."""
+
+    data: Bytes
+    block_bytes: int
+    places: dict[tuple[int, int], LayerPlace]
 
     @classmethod
-    def allocate(cls, group: CacheGroup, blocks: int) -> LayerCache:
-        """Zeroed memory; the system commits it as it is written."""
-        if group.kind not in (GroupKind.FULL, GroupKind.WINDOW) or group.format is KVFormat.F32:
-            raise UnsupportedModelError(
-                f"the native backend keeps keys and values in bf16 or int8, not {group.kind}/{group.format}"
-            )
+    def allocate(cls, spec: CacheSpec, blocks: int) -> CacheArena:
+        """Room for `blocks` blocks. Raises UnsupportedModelError for groups that have no native kernel."""
+        places, at = {}, 0
+        for index, group in enumerate(spec):
+            for layer in range(group.layers):
+                places[index, layer], at = _place(group, at)
+        return cls(_native.allocate(blocks * at), at, places)
 
-        # In small pages: the first tokens would otherwise commit 2 MB for every layer.
-        def memory(size: int) -> Bytes:
-            return _native.allocate(size, huge_pages=False)
+    @property
+    def _rows(self) -> Bytes:
+        return self.data.reshape(-1, self.block_bytes)
 
-        def numbers(width: int) -> Bytes:
-            padded = -(-width // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
-            return memory(blocks * group.heads * BLOCK_SLOTS * padded * group.format.bytes)
+    def touch(self, blocks: npt.NDArray[np.int32]) -> None:
+        """Write over blocks: memory that was never written reads as one page of zeros, and much too fast."""
+        self._rows[blocks] = 0
 
-        def scales() -> npt.NDArray[np.float32] | None:
-            if group.format is not KVFormat.INT8:
-                return None
-            return memory(blocks * group.heads * BLOCK_SLOTS * 4).view(np.float32)
-
-        return cls(numbers(group.k_dim), numbers(group.v_dim), scales(), scales())
-
-    def copy(self, pairs: npt.NDArray[np.int32], blocks: int) -> None:
+    def copy(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy whole blocks, pairs [n, 2] of (from, to)."""
-        for array in (self.k, self.v, self.k_scale, self.v_scale):
-            if array is not None:
-                rows = array.reshape(blocks, -1)
-                rows[pairs[:, 1]] = rows[pairs[:, 0]]
+        self._rows[pairs[:, 1]] = self._rows[pairs[:, 0]]
+
+
+def _place(group: CacheGroup, at: int) -> tuple[LayerPlace, int]:
+    """A layer's place from byte `at` of a block, and where the next one begins."""
+    if group.kind not in (GroupKind.FULL, GroupKind.WINDOW) or group.format is KVFormat.F32:
+        raise UnsupportedModelError(
+            f"the native backend keeps keys and values in bf16 or int8, not {group.kind}/{group.format}"
+        )
+    int8 = group.format is KVFormat.INT8
+
+    def numbers(width: int) -> int:
+        return group.heads * BLOCK_SLOTS * -(-width // _HEAD_MULTIPLE) * _HEAD_MULTIPLE * group.format.bytes
+
+    scales = group.heads * BLOCK_SLOTS * 4 if int8 else 0
+    offsets = [at]
+    for size in (numbers(group.k_dim), numbers(group.v_dim), scales, scales):
+        offsets.append(-(-(offsets[-1] + size) // _LINE) * _LINE)
+    k, v, k_scale, v_scale, end = offsets
+    return LayerPlace(k, v, k_scale, v_scale, int8), end

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from slipstream.errors import UnsupportedModelError
 from slipstream.kernels.native import _native
-from slipstream.kernels.native.cache import LayerCache
+from slipstream.kernels.native.cache import CacheArena
 from slipstream.program import Program, ops
 from slipstream.program.op_classes import linear_class
 from slipstream.program.ops import Value
@@ -26,11 +26,11 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What instructions refer to: packed matrices and float vectors by name, caches by (group, layer)."""
+    """What instructions refer to: packed matrices and float vectors by name; the cache."""
 
     matrices: Mapping[str, _native.Matrix]
     vectors: Mapping[str, Float32Array]
-    caches: Mapping[tuple[int, int], LayerCache]
+    cache: CacheArena
     max_len: int
 
 
@@ -130,7 +130,8 @@ class Compiler:
         q, q_norm, eps = self._normed(q_rope.x)
         k, k_norm, _ = self._normed(k_rope.x)
         cosine, sine = self._angles(q_rope)
-        cache = self.operands.caches[op.group, op.layer]
+        cache = self.operands.cache
+        place = cache.places[op.group, op.layer]
         self.executor.attention(
             q=q,
             k=k,
@@ -142,14 +143,16 @@ class Compiler:
             eps=eps,
             cosine=cosine,
             sine=sine,
-            k_cache=cache.k,
-            v_cache=cache.v,
-            k_scale=cache.k_scale,
-            v_scale=cache.v_scale,
+            cache=cache.data,
+            block_bytes=cache.block_bytes,
+            k_at=place.k,
+            v_at=place.v,
+            k_scale_at=place.k_scale,
+            v_scale_at=place.v_scale,
             kv_heads=op.kv_heads,
             k_dim=op.k_dim,
             v_dim=op.v_dim,
-            int8=cache.k_scale is not None,
+            int8=place.int8,
             scale=op.scale,
             softcap=op.softcap or 0.0,
             window=op.window or 0,

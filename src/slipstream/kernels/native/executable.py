@@ -13,7 +13,7 @@ from slipstream import __version__
 from slipstream.errors import UsageError
 from slipstream.kernels.backend import StepOutput
 from slipstream.kernels.native import _native
-from slipstream.kernels.native.cache import LayerCache
+from slipstream.kernels.native.cache import CacheArena
 from slipstream.kernels.native.compile import Compiler, Operands
 from slipstream.kernels.native.pack_cache import PackCache, cache_key, layout
 from slipstream.kernels.native.packing import LAYOUT, Packing, Quantization, pack, plan
@@ -126,10 +126,13 @@ class NativeExecutable:
             self.executor.copy_logits(scores)
         return StepOutput(drawn, scores, self._tapped(len(rows)))
 
+    def touch_blocks(self, blocks: npt.NDArray[np.int32]) -> None:
+        """Commit blocks (their content is lost), so that what reads them can be timed."""
+        self.operands.cache.touch(blocks)
+
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
-        for cache in self.operands.caches.values():
-            cache.copy(pairs, self.blocks)
+        self.operands.cache.copy(pairs)
 
     def _step_sampled(self, columns: tuple[npt.NDArray[np.int32], ...], draws: DrawColumns) -> Drawn:
         out = Drawn.empty(draws)
@@ -202,12 +205,8 @@ class NativeBackend:
         vectors = {
             use.name: weights.float32(use, program.shard) for use in program.weights.values() if use.role == "vector"
         }
-        caches = {
-            (index, layer): LayerCache.allocate(group, blocks)
-            for index, group in enumerate(program.cache)
-            for layer in range(group.layers)
-        }
-        operands = Operands(matrices, vectors, caches, blocks * BLOCK_SLOTS)
+        cache = CacheArena.allocate(program.cache, blocks)
+        operands = Operands(matrices, vectors, cache, blocks * BLOCK_SLOTS)
         stored = _stored_bytes(program, weights)
         return NativeExecutable(program, operands, self.threads, self.max_rows, packings, blocks, stored)
 
