@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, ceiling, chat, explain, generate, levers, probe, pull, quality
+from slipstream.cli import bench, ceiling, chat, explain, generate, levers, probe, pull, quality, serve
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("probe")(probe.probe)
 app.command("ceiling")(ceiling.ceiling)
 app.command("levers")(levers.levers_command)
 app.command("explain")(explain.explain)
+app.command("serve")(serve.serve)
 app.command("quality")(quality.quality)
 app.add_typer(bench.app, name="bench")
 

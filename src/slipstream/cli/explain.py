@@ -46,10 +46,12 @@ def explain(
 ) -> None:
     """Run a generation and say, in seconds per token that add up, where the time went.
 
-    MODEL may also be a JSON file that `bench decode --out` wrote.
+    MODEL may also be the address of a running server, or a JSON file that `bench decode --out` wrote.
     """
     path = Path(model)
-    if path.suffix == ".json" and path.is_file():
+    if model.startswith(("http://", "https://")):
+        report = _live(model)
+    elif path.suffix == ".json" and path.is_file():
         report = _recorded(path)
     else:
         if max_tokens < 16 or others < 0 or foreign_prompt < 0:
@@ -136,6 +138,30 @@ def _measured(
             "ops": done / sum(record.seconds for record in result.records),
         }
     )
+
+
+def _live(address: str) -> dict[str, Any]:
+    """What a server says of its latest traffic; SLIPSTREAM_API_KEY is shown to it."""
+    import os
+    import urllib.error
+    import urllib.request
+
+    from slipstream.roofline.waterfall import Part
+
+    request = urllib.request.Request(address.rstrip("/") + "/explain")
+    if key := os.environ.get("SLIPSTREAM_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found = json.loads(answer.read())
+        parts = tuple(Part(str(name), float(seconds)) for name, seconds in found["parts"].items())
+        waterfall = Waterfall(float(found["seconds_per_token"]), parts, int(found["tokens"]), int(found["steps"]))
+    except urllib.error.HTTPError as error:
+        detail = error.read().decode(errors="replace")[:300]
+        raise UsageError(f"{address}: {error.code} {error.reason}: {detail}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{address}: is no Slipstream server that answers ({error})") from error
+    return {"waterfall": waterfall, "model": found["model"], "requests": found.get("requests"), "source": address}
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Engine:
         self.pool = BlockPool(model.blocks)
         self.prefix = PrefixCache(self.pool) if prefix_cache else None
         self.timings: dict[int, Timings] = {}
+        self.preemptions = 0
+        """Times that a sequence lost its blocks, since the start."""
         self.served: dict[str, float] = {}
         """Rows that each tenant with an open request has had."""
         self._sequences: list[Sequence] = []
@@ -228,6 +230,7 @@ class Engine:
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.computed, sequence.node = [], 0, None
         sequence.preemptions += 1
+        self.preemptions += 1
         self._requests[sequence.request].timings.preemptions += 1
 
     def _remember(self, sequence: Sequence) -> None:

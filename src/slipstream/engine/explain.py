@@ -18,7 +18,7 @@ from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.accounting import StepRecord
 from slipstream.roofline.counters import count_bytes
-from slipstream.roofline.waterfall import Limits, Waterfall, split
+from slipstream.roofline.waterfall import Limits, Part, Waterfall, split
 
 READ_EVERY = 16
 """Steps between two reads of the weights: memory that other tenants share changes from second to second."""
@@ -194,3 +194,50 @@ def explain_finished(engine: Engine, number: int) -> Waterfall | None:
         return None
     reader.read(engine)
     return split(records, number, finished - begun, reader.limits(), cost, engine.model.cache, OP_CLASSES)
+
+
+RECENT_REQUESTS, LEAST_TOKENS = 4, 16
+
+
+def explain_traffic(engine: Engine) -> dict[str, object] | None:
+    """The mean waterfall of the latest requests of a live engine, by their tokens; None if there was too little.
+
+    Reads the weights a few times: the engine stands still for as long as a few steps take.
+    """
+    cost = engine.cost
+    records = list(engine.accounting.records)
+    tokens: dict[int, int] = {}
+    for record in records:
+        for span in record.spans:
+            tokens[span.request] = tokens.get(span.request, 0) + (span.tokens if span.kind != "prefill" else 0)
+    chosen = [number for number in sorted(tokens, reverse=True) if tokens[number] >= LEAST_TOKENS][:RECENT_REQUESTS]
+    if cost is None or not chosen:
+        return None
+    reader = _Reader(native_executable(engine.model))
+    reader.read(engine)
+    parts: dict[str, float] = {}
+    total = seconds = 0.0
+    for number in chosen:
+        mine = [i for i, r in enumerate(records) if any(s.request == number and s.kind != "prefill" for s in r.spans)]
+        lived = records[mine[0] : mine[-1] + 1]
+        wall = lived[-1].begun + lived[-1].seconds - lived[0].begun
+        waterfall = split(lived, number, wall, reader.limits(), cost, engine.model.cache, OP_CLASSES)
+        total += waterfall.tokens
+        seconds += wall
+        for part in waterfall.parts:
+            parts[part.name] = parts.get(part.name, 0.0) + part.seconds * waterfall.tokens
+    mean = Waterfall(
+        seconds / total, tuple(Part(name, value / total) for name, value in parts.items()), round(total), len(records)
+    )
+    return {
+        "seconds_per_token": mean.seconds,
+        "tok_s": mean.tok_s,
+        "ceiling_tok_s": 1.0 / mean.ceiling,
+        "fraction_of_ceiling": mean.fraction,
+        "parts": {part.name: part.seconds for part in mean.parts},
+        "unexplained": mean.unexplained,
+        "tokens": mean.tokens,
+        "steps": mean.steps,
+        "requests": len(chosen),
+        "verdict": mean.verdict(),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
@@ -66,8 +66,9 @@ def foresee(path: Path, options: LoadOptions, context: int, probe: Probe | None 
     shape, precision = source.shape, source.precision or find_precision("bf16")
     max_len = options.max_len or min(shape.context or DEFAULT_MAX_LEN, DEFAULT_MAX_LEN)
     bits = 8.0 if options.kv_format is KVFormat.INT8 else 16.0
-    blocks = -(-max_len // BLOCK_SLOTS) * options.sequences
-    cache = kv_bytes_held(shape, blocks * BLOCK_SLOTS, bits)
+    block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
+    blocks = cache_blocks(options, max_len, block_bytes, round(model_bytes(shape, precision)))
+    cache = blocks * block_bytes
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)
     setting = Setting(shape, hardware, precision, bits, 1, context)

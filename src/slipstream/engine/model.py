@@ -14,6 +14,7 @@ from slipstream.kernels import Backend, Executable
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat, Namespace
+from slipstream.roofline.probe import usable_memory
 from slipstream.text import Tokenizer, load_tokenizer
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -27,6 +28,9 @@ Quantization = Literal["none", "int8", "int4"]
 DEFAULT_MAX_LEN = 4096
 DEFAULT_SEQUENCES = 4
 """Sequences of full length that the cache holds unless told otherwise."""
+
+CACHE_SHARE, MOST_SEQUENCES = 0.4, 64
+"""Share of the memory beyond the weights that a server's cache takes by itself, and full sequences it stops at."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, done, total)."""
@@ -43,6 +47,9 @@ class LoadOptions:
     threads: int | None = None
     max_rows: int = 512
     sequences: int = DEFAULT_SEQUENCES
+    """Sequences of full length that the cache holds; 0: as many as a share of memory does."""
+    cache_bytes: int | None = None
+    """Bytes of the cache, in place of `sequences`."""
     pack_cache: bool = True
     taps: tuple[int, ...] = ()
 
@@ -95,9 +102,9 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
     max_len = options.max_len or min(config.context, DEFAULT_MAX_LEN)
     if max_len > config.context:
         raise UsageError(f"--max-model-len {max_len} is more than the model's context of {config.context}")
-    blocks = -(-max_len // BLOCK_SLOTS) * options.sequences
     kv_format = KVFormat.F32 if options.backend != "native" else options.kv_format
     program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
+    blocks = cache_blocks(options, max_len, program.cache.bytes_per_block, checkpoint.nbytes)
     weights = ModelWeights(config, checkpoint)
     # Reading packed weights leaves the interpreter free for the tokenizer.
     with ThreadPoolExecutor(1) as pool:
@@ -116,6 +123,22 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
         sum(file.stat().st_size for file in checkpoint.files),
         tokenizer.eos,
     )
+
+
+def cache_blocks(options: LoadOptions, max_len: int, block_bytes: int, weight_bytes: int) -> int:
+    """Blocks of the cache. Raises UsageError if not even one sequence of full length fits into what it may take."""
+    each = -(-max_len // BLOCK_SLOTS)
+    if options.cache_bytes is None and options.sequences:
+        return each * options.sequences
+    room = options.cache_bytes
+    if room is None:
+        room = min(int(CACHE_SHARE * max(usable_memory() - weight_bytes, 0)), MOST_SEQUENCES * each * block_bytes)
+    if room < each * block_bytes:
+        raise UsageError(
+            f"a sequence of {max_len} tokens needs {each * block_bytes / 1e9:.2f} GB of cache, there are "
+            f"{room / 1e9:.2f}; shorten --max-model-len, or take --kv-cache-dtype int8"
+        )
+    return room // block_bytes
 
 
 def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None) -> Backend:

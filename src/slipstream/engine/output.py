@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slipstream.scheduling import Sequence
 from slipstream.text import Detokenizer, StopStrings, Tokenizer
@@ -11,8 +11,7 @@ from slipstream.text import Detokenizer, StopStrings, Tokenizer
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Log-probability of a token, and of the likeliest ones at its place."""
 
     token: int
@@ -20,8 +19,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """News of one choice: new text, the tokens behind it, and, in the last chunk, why it ended."""
 
     request: int

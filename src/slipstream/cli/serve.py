@@ -1,0 +1,184 @@
+"""slipstream serve: OpenAI's API over HTTP; the engine runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slipstream.cli.options import (
+    KvCacheDtype,
+    MaxModelLen,
+    ModelArgument,
+    Quantization,
+    Threads,
+    load_options,
+    progress_bar,
+)
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream.engine.worker import WorkerOptions
+    from slipstream.serving.app import ServerLimits
+    from slipstream.serving.keys import Keys
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(
+    model: ModelArgument,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served-model-name", help="What clients call it; default: MODEL.")
+    ] = None,
+    api_key: Annotated[list[str], typer.Option("--api-key", help="A key clients must show; repeatable.")] = [],  # noqa: B006
+    api_keys_file: Annotated[
+        Path | None, typer.Option("--api-keys-file", help="JSON of names, SHA-256 of keys, and limits.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve beyond this machine without keys.")] = False,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run at once.")] = 256,
+    kv_cache_gb: Annotated[
+        float | None, typer.Option("--kv-cache-gb", help="Memory for keys and values; default: what fits.")
+    ] = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+    no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching")] = False,
+    tpot_target: Annotated[
+        float | None, typer.Option("--tpot-target", help="Seconds between tokens that running streams can bear.")
+    ] = None,
+    ttft_target: Annotated[float | None, typer.Option("--ttft-target", help="Seconds to the first token.")] = None,
+    max_queue: Annotated[int, typer.Option("--max-queue", help="Open requests before new ones get 429.")] = 512,
+    request_timeout: Annotated[float, typer.Option("--request-timeout", help="Seconds a request may take.")] = 600.0,
+    max_body_mb: Annotated[float, typer.Option("--max-body-mb")] = 8.0,
+    drain_timeout: Annotated[
+        float, typer.Option("--drain-timeout", help="Seconds that open requests have after SIGTERM.")
+    ] = 30.0,
+    explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
+) -> None:
+    """Serve a model to many users at once."""
+    from slipstream.engine.worker import WorkerOptions
+    from slipstream.serving.app import ServerLimits
+    from slipstream.serving.keys import load_keys
+    from slipstream.weights.references import resolve
+
+    keys = load_keys(api_key, api_keys_file)
+    if host not in LOOPBACK and not keys.required and not insecure:
+        raise UsageError(f"--host {host} lets others in: give --api-key or --api-keys-file, or say --insecure")
+    for name, value in (
+        ("--max-queue", max_queue),
+        ("--request-timeout", request_timeout),
+        ("--max-body-mb", max_body_mb),
+    ):
+        if not value > 0:
+            raise UsageError(f"{name} must be positive")
+    options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
+    with progress_bar() as bar:
+        path = resolve(model, bar)
+    if kv_cache_gb is not None and not 0 < kv_cache_gb < 1e6:
+        raise UsageError("--kv-cache-gb must be positive")
+    if explain:
+        from slipstream.engine.foresight import foresee
+
+        wanted = replace(options, cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 1e9), sequences=0)
+        for line in foresee(path, wanted, (max_model_len or 2048) // 4).lines():
+            print(line, file=sys.stderr)
+    worker = WorkerOptions(
+        model=model,
+        max_len=max_model_len,
+        kv_format=kv_cache_dtype,
+        quantization=quantization,
+        threads=threads,
+        cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 1e9),
+        max_sequences=max_num_seqs,
+        prefix_cache=not no_prefix_caching,
+        tpot_target=tpot_target,
+        ttft_target=ttft_target,
+    )
+    limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout)
+    listener = _listen(host, port)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(worker, path, served_model_name or model, keys, limits, listener, drain_timeout))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+async def _serve(
+    worker: WorkerOptions,
+    path: Path,
+    served_name: str,
+    keys: Keys,
+    limits: ServerLimits,
+    listener: socket.socket,
+    drain_timeout: float,
+) -> None:
+    import uvicorn
+
+    from slipstream.engine.client import EngineClient
+    from slipstream.serving.app import Api
+    from slipstream.text import load_tokenizer
+    from slipstream.text.template import ChatTemplate
+    from slipstream.weights.open import open_checkpoint
+
+    client = EngineClient(worker)
+    loading = asyncio.create_task(client.start())
+    tokenizer = await asyncio.to_thread(lambda: load_tokenizer(open_checkpoint(path)))
+    template = ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None
+    try:
+        info = await loading
+    except BaseException:
+        await client.close()
+        raise
+    api = Api(client, tokenizer, template, served_name, keys, limits)
+
+    class Server(uvicorn.Server):
+        """Says that it is going away as soon as it is asked to, and then ends well."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop = asyncio.get_running_loop()
+            for sig in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(sig, self._leave, sig)
+            yield
+
+        def _leave(self, sig: int) -> None:
+            api.draining = True
+            self.handle_exit(sig, None)
+
+    config = uvicorn.Config(
+        api.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(drain_timeout)), h11_max_incomplete_event_size=64 << 10,
+    )  # fmt: skip
+    server = Server(config)
+    address, port = listener.getsockname()[:2]
+    print(
+        f"{served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "
+        f"{info.weight_bytes / 1e6:.0f} MB weights, {info.cache_tokens} tokens of cache "
+        f"({info.kv_bytes / 1e6:.0f} MB, {info.kv_format}), ceiling {info.ceiling_tok_s:.0f} tokens/s for one user",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await client.close()

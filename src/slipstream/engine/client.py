@@ -1,0 +1,242 @@
+"""EngineClient: the engine in a process of its own, seen from asyncio; it is started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from slipstream.engine.engine import Terms
+from slipstream.engine.messages import (
+    Cancel,
+    EngineInfo,
+    Explain,
+    Explained,
+    Failed,
+    FromEngine,
+    News,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    RequestTimings,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from slipstream.engine.output import Chunk
+from slipstream.engine.worker import WorkerOptions
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.program.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+PING_EVERY, SILENCE = 1.0, 5.0
+"""Seconds between questions after the engine's health, and after which its silence counts as illness."""
+RESTART_PAUSE, MOST_RESTARTS = 0.2, 5
+"""Seconds before the first restart, doubled each time; restarts in a row without a token before giving up."""
+
+
+class EngineDiedError(SlipstreamError):
+    """The engine's process ended while it had work; it is being started again."""
+
+
+class RequestRefusedError(UsageError):
+    """The engine says that a request can never run."""
+
+
+News_ = tuple[list[Chunk], RequestTimings | None]
+
+
+class EngineClient:
+    """Start with `start`, end with `close`. Use from one event loop."""
+
+    def __init__(self, options: WorkerOptions):
+        self.options = options
+        self.info: EngineInfo | None = None
+        self.stats = Stats()
+        self.restarts = 0
+        self.open = 0
+        self._context = zmq.asyncio.Context(1)
+        self._folder = tempfile.TemporaryDirectory(prefix="slipstream-")
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        self._next = 0
+        self._heard = 0.0
+        self._failure: Failed | None = None
+        self._ready = asyncio.Event()
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine is loaded and was heard of lately."""
+        return self._ready.is_set() and time.monotonic() - self._heard < SILENCE
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is loaded."""
+        return self._ready.is_set()
+
+    async def start(self) -> EngineInfo:
+        """Start the process and wait until the model is loaded. Raises SlipstreamError with the engine's reason."""
+        await self._launch()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._ping())]
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait([ready, self._tasks[0]], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self.info is None:
+            failure = self._failure or Failed("the engine ended before it was ready", False)
+            raise (UsageError if failure.wrong_use else SlipstreamError)(failure.reason)
+        return self.info
+
+    async def close(self) -> None:
+        """End the process, at once if it does not end by itself."""
+        self._closing = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+                await self._send(Stop())
+            try:
+                await asyncio.wait_for(process.wait(), 2.0)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close(0)
+        self._context.destroy(0)
+        self._folder.cleanup()
+
+    async def generate(self, prompt: list[int], params: SamplingParams, terms: Terms) -> AsyncIterator[News_]:
+        """Chunks as they come, with the timings at the end; leaving the loop early cancels the request."""
+        number, self._next = self._next, self._next + 1
+        queue: asyncio.Queue[News_ | SlipstreamError] = asyncio.Queue()
+        self._queues[number] = queue
+        self.open += 1
+        done = False
+        try:
+            await self._send(Submit(number, prompt, params, terms))
+            while not done:
+                item = await queue.get()
+                if isinstance(item, SlipstreamError):
+                    done = True
+                    raise item
+                done = item[1] is not None
+                yield item
+        finally:
+            self.open -= 1
+            del self._queues[number]
+            if not done:
+                with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+                    await self._send(Cancel(number))
+
+    async def explain(self) -> str:
+        """The waterfall of the latest traffic as JSON; empty if there was too little."""
+        number, self._next = self._next, self._next + 1
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            await self._send(Explain(number))
+            return await asyncio.wait_for(answer, 10.0)
+        finally:
+            self._answers.pop(number, None)
+
+    async def _send(self, message: ToEngine) -> None:
+        if self._socket is None or not self._ready.is_set():
+            raise EngineDiedError("the engine is being started; try again in a moment")
+        await self._socket.send(encode(message))
+
+    async def _launch(self) -> None:
+        path = Path(self._folder.name) / f"engine-{self.restarts}"
+        socket = self._context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(f"ipc://{path}")
+        self._socket = socket
+        arguments = ("-m", "slipstream.engine.worker", str(path), json.dumps(asdict(self.options)))
+        self._process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
+
+    async def _watch(self) -> None:
+        """Read what the engine says; when it dies, tell everybody who waits, and start it again."""
+        pause, in_a_row = RESTART_PAUSE, 0
+        while True:
+            process, socket = self._process, self._socket
+            assert process is not None
+            assert socket is not None
+            reader = asyncio.create_task(self._read(socket))
+            await process.wait()
+            await asyncio.sleep(0.05)  # what it said last is still on its way
+            reader.cancel()
+            was_ready = self._ready.is_set()
+            self._ready.clear()
+            socket.close(0)
+            died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
+            for queue in self._queues.values():
+                queue.put_nowait(died)
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(died)
+            if self._closing or self.info is None:
+                return
+            in_a_row = 0 if was_ready else in_a_row + 1
+            pause = RESTART_PAUSE if was_ready else 2 * pause
+            if in_a_row >= MOST_RESTARTS:
+                log.error("the engine ended %d times without becoming ready; giving up", in_a_row)
+                return
+            log.error("the engine ended with code %s; starting it again", process.returncode)
+            self.restarts += 1
+            await asyncio.sleep(pause)
+            await self._launch()
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            self._hear(decode_from_engine(await socket.recv()))
+
+    def _hear(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
+        match message:
+            case News(chunks, timings):
+                by_request: dict[int, list[Chunk]] = {}
+                for chunk in chunks:
+                    by_request.setdefault(chunk.request, []).append(chunk)
+                for number, mine in by_request.items():
+                    if (queue := self._queues.get(number)) is not None:
+                        queue.put_nowait((mine, timings.get(number)))
+            case Refused(number, reason):
+                if (queue := self._queues.get(number)) is not None:
+                    queue.put_nowait(RequestRefusedError(reason))
+            case Pong(stats):
+                self.stats = stats
+            case Explained(number, waterfall):
+                if (answer := self._answers.get(number)) is not None and not answer.done():
+                    answer.set_result(waterfall)
+            case Ready(info):
+                self.info = info
+                self._ready.set()
+            case Failed():
+                self._failure = message
+
+    async def _ping(self) -> None:
+        while True:
+            if self._ready.is_set():
+                with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+                    await self._send(Ping())
+            await asyncio.sleep(PING_EVERY)

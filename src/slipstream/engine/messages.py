@@ -1,0 +1,135 @@
+"""What the engine's process and its client say to one another: msgpack over a private socket, never pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slipstream.engine.engine import Terms
+from slipstream.engine.output import Chunk
+from slipstream.program.sampling import SamplingParams
+
+
+class Submit(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A request under the client's number."""
+
+    number: int
+    prompt: list[int]
+    params: SamplingParams
+    terms: Terms
+
+
+class Cancel(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Drop a request."""
+
+    number: int
+
+
+class Ping(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Answer with Pong."""
+
+
+class Explain(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Answer with Explained."""
+
+    number: int
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """End when what is running has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What was loaded: for cards, memory plans and /v1/models."""
+
+    model: str
+    max_len: int
+    vocabulary: int
+    threads: int
+    isa: str
+    numerics: str
+    weight_bytes: int
+    kv_bytes: int
+    kv_format: str
+    cache_tokens: int
+    ceiling_tok_s: float
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine as of now, for gauges; counters count since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """Seconds and tokens of a request that has ended."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    preemptions: int
+    ceiling_fraction: float
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The model is loaded."""
+
+    info: EngineInfo
+
+
+class News(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Chunks of a step, and timings of the requests that ended with it, by the client's number."""
+
+    chunks: list[Chunk]
+    timings: dict[int, RequestTimings]
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A request that cannot be run, and why."""
+
+    number: int
+    reason: str
+
+
+class Pong(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The engine is there."""
+
+    stats: Stats
+
+
+class Explained(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The waterfall of the latest traffic as JSON; empty if there was too little."""
+
+    number: int
+    waterfall: str
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The model could not be loaded."""
+
+    reason: str
+    wrong_use: bool
+
+
+ToEngine = Submit | Cancel | Ping | Explain | Stop
+FromEngine = Ready | News | Refused | Pong | Explained | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,225 @@
+"""The engine's process: `python -m slipstream.engine.worker SOCKET OPTIONS`. It waits without spinning when idle."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import zmq
+
+from slipstream.engine.ceiling import measure_ceiling
+from slipstream.engine.cost import cost_model
+from slipstream.engine.engine import Engine, Timings
+from slipstream.engine.explain import explain_traffic
+from slipstream.engine.messages import (
+    Cancel,
+    EngineInfo,
+    Explain,
+    Explained,
+    Failed,
+    News,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    RequestTimings,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from slipstream.engine.model import LoadOptions, Model, load_model
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.program import BLOCK_SLOTS, KVFormat
+from slipstream.scheduling import Limits
+
+_DIE_WITH_PARENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What the engine's process is started with."""
+
+    model: str
+    max_len: int | None = None
+    kv_format: str = "bf16"
+    quantization: str = "none"
+    threads: int | None = None
+    cache_bytes: int | None = None
+    max_sequences: int = 256
+    prefix_cache: bool = True
+    tpot_target: float | None = None
+    ttft_target: float | None = None
+
+    def load(self) -> LoadOptions:
+        """How to load the model."""
+        return LoadOptions(
+            max_len=self.max_len,
+            kv_format=KVFormat(self.kv_format),
+            quantization=self.quantization,  # type: ignore[arg-type]
+            threads=self.threads,
+            sequences=0,
+            cache_bytes=self.cache_bytes,
+        )
+
+
+class Worker:
+    """One engine and the socket it answers."""
+
+    def __init__(self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes]):
+        self.model, self.engine, self.socket, self.ceiling = model, engine, socket, ceiling
+        self._numbers: dict[int, int] = {}  # engine's number → client's
+        self._ours: dict[int, int] = {}  # client's number → engine's
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until told to stop, and everything that runs has ended."""
+        while not (self._stopping and not self.engine.busy):
+            if self.socket.poll(0 if self.engine.busy else None):
+                self._listen()
+            if self.engine.busy:
+                self._step()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = decode_to_engine(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            self._obey(message)
+
+    def _obey(self, message: ToEngine) -> None:
+        match message:
+            case Submit(number, prompt, params, terms):
+                try:
+                    ours = self.engine.add(prompt, params, terms)
+                except UsageError as error:
+                    self.socket.send(encode(Refused(number, str(error))))
+                    return
+                self._numbers[ours], self._ours[number] = number, ours
+            case Cancel(number):
+                if number in self._ours:
+                    ours = self._ours.pop(number)
+                    self._numbers.pop(ours, None)
+                    self.engine.cancel(ours)
+                    self.engine.timings.pop(ours, None)
+            case Ping():
+                self.socket.send(encode(Pong(self._stats())))
+            case Explain(number):
+                waterfall = explain_traffic(self.engine)
+                self.socket.send(encode(Explained(number, json.dumps(waterfall) if waterfall else "")))
+            case Stop():
+                self._stopping = True
+
+    def _step(self) -> None:
+        news = self.engine.step()
+        if not news:
+            return
+        chunks = [chunk._replace(request=self._numbers[chunk.request]) for chunk in news]
+        ended = {}
+        for ours in {chunk.request for chunk in news}:
+            timings = self.engine.timings[ours]
+            if timings.finished is not None:
+                number = self._numbers.pop(ours)
+                ended[number] = self._timings(timings)
+                del self.engine.timings[ours], self._ours[number]
+        self.socket.send(encode(News(chunks, ended)))
+
+    def _timings(self, t: Timings) -> RequestTimings:
+        started = t.started or t.arrived
+        return RequestTimings(
+            t.prompt_tokens,
+            t.cached_tokens,
+            t.generated,
+            t.queue_seconds,
+            (t.first_token or started) - started,
+            t.decode_seconds,
+            t.preemptions,
+            t.decode_tok_s / self.ceiling if self.ceiling else 0.0,
+        )
+
+    def _stats(self) -> Stats:
+        engine, pool = self.engine, self.engine.pool
+        running = sum(1 for s in engine.sequences if s.blocks)
+        accounts = engine.accounting
+        totals = accounts.totals
+        seconds: Mapping[str, float] = {
+            **accounts.seconds_by_class(),
+            "scheduling": totals.scheduling,
+            "dispatch": totals.dispatch,
+            "output": totals.output,
+            "outside": totals.outside,
+            "idle": totals.idle,
+        }
+        prefix = engine.prefix.stats if engine.prefix else None
+        return Stats(
+            running,
+            len(engine.sequences) - running,
+            1.0 - pool.available / pool.size,
+            totals.steps,
+            engine.preemptions,
+            prefix.queries if prefix else 0,
+            prefix.hits if prefix else 0,
+            dict(totals.rows),
+            dict(seconds),
+        )
+
+
+def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
+    begun = time.perf_counter()
+    model = load_model(options.model, options.load())
+    cost = cost_model(model)
+    ceiling = measure_ceiling(model)
+    if ceiling is None:
+        raise UsageError("only the native backend can be served")
+    limits = Limits(model.max_rows, options.max_sequences, options.tpot_target, options.ttft_target)
+    engine = Engine(model, cost, limits=limits, prefix_cache=options.prefix_cache)
+    info = EngineInfo(
+        options.model,
+        model.max_len,
+        model.config.vocabulary,
+        ceiling.threads,
+        ceiling.isa,
+        model.executable.numerics,
+        model.executable.weight_bytes,
+        model.kv_bytes,
+        options.kv_format,
+        engine.pool.size * BLOCK_SLOTS,
+        ceiling.tok_s,
+        time.perf_counter() - begun,
+    )
+    socket.send(encode(Ready(info)))
+    return Worker(model, engine, ceiling.tok_s, socket)
+
+
+def main() -> None:
+    """Load, answer, end."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the server's to handle
+    options = WorkerOptions(**json.loads(sys.argv[2]))
+    context = zmq.Context(1)
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.LINGER, 1000)
+    socket.connect(f"ipc://{sys.argv[1]}")
+    try:
+        worker = _start(options, socket)
+    except SlipstreamError as error:
+        socket.send(encode(Failed(str(error), isinstance(error, UsageError))))
+        socket.close()
+        context.term()
+        sys.exit(1)
+    worker.run()
+    socket.close()
+    context.term()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""API keys: known by their SHA-256 only, compared in constant time, each with limits of its own.
+
+The file is JSON: {"name": {"sha256": "…", "max_concurrent": 8, "requests_per_minute": 60}}; limits may be left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipstream.errors import UsageError
+from slipstream.serving.errors import ApiError
+
+MAX_KEY = 512
+
+
+@dataclass
+class Key:
+    """A tenant: its name, its key's hash, its limits, and what it has running."""
+
+    name: str
+    sha256: bytes
+    max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+    running: int = 0
+    recent: deque[float] = field(default_factory=deque)
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request while it runs. Raises ApiError 429 if the key has reached a limit."""
+        now = time.monotonic()
+        while self.recent and self.recent[0] <= now - 60.0:
+            self.recent.popleft()
+        if self.requests_per_minute is not None and len(self.recent) >= self.requests_per_minute:
+            wait = max(1, round(self.recent[0] + 60.0 - now))
+            raise _too_many(f"this key may make {self.requests_per_minute} requests a minute", wait)
+        if self.max_concurrent is not None and self.running >= self.max_concurrent:
+            raise _too_many(f"this key may have {self.max_concurrent} requests at once", 1)
+        if self.requests_per_minute is not None:
+            self.recent.append(now)
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+
+def _too_many(message: str, wait: int) -> ApiError:
+    return ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers={"Retry-After": str(wait)})
+
+
+def hashed(key: str) -> bytes:
+    """A key's SHA-256."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class Keys:
+    """All keys; with none, everybody is let in."""
+
+    def __init__(self, keys: list[Key]):
+        self._keys = keys
+        self._anonymous = Key("", b"")
+
+    @property
+    def required(self) -> bool:
+        """Whether a key has to be shown."""
+        return bool(self._keys)
+
+    def find(self, authorization: str | None) -> Key:
+        """The key of an Authorization header. Raises ApiError 401. Every known key is compared, whichever fits."""
+        if not self._keys:
+            return self._anonymous
+        scheme, _, shown = (authorization or "").partition(" ")
+        digest = hashed(shown.strip()[:MAX_KEY])
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.sha256, digest):
+                found = key
+        if found is None or scheme.lower() != "bearer":
+            raise ApiError(
+                401, "a valid API key is needed: Authorization: Bearer KEY", "authentication_error",
+                code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        return found
+
+
+def load_keys(plain: list[str], file: Path | None) -> Keys:
+    """Keys from the command line and from a file. Raises UsageError."""
+    keys = [Key(f"key-{index}", hashed(key)) for index, key in enumerate(plain, 1) if _usable(key)]
+    if file is not None:
+        try:
+            entries = json.loads(file.read_text(encoding="utf-8"))
+            keys += [_entry(name, entry) for name, entry in entries.items()]
+        except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+            raise UsageError(f"--api-keys-file {file}: {error}") from error
+    if len({key.name for key in keys}) != len(keys):
+        raise UsageError("two API keys have the same name")
+    return Keys(keys)
+
+
+def _usable(key: str) -> bool:
+    if not 8 <= len(key) <= MAX_KEY:
+        raise UsageError(f"an API key must have 8 to {MAX_KEY} characters")
+    return True
+
+
+def _entry(name: str, entry: dict[str, object]) -> Key:
+    digest = bytes.fromhex(str(entry["sha256"]))
+    if len(digest) != 32 or not set(entry) <= {"sha256", "max_concurrent", "requests_per_minute"}:
+        raise ValueError(f"{name}: takes sha256 (64 hex digits), max_concurrent, requests_per_minute")
+
+    def limit(what: str) -> int | None:
+        value = entry.get(what)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        raise ValueError(f"{name}: {what} must be a positive number")
+
+    return Key(name, digest, limit("max_concurrent"), limit("requests_per_minute"))

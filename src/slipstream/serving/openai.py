@@ -1,0 +1,220 @@
+"""OpenAI's requests: their fields, what each becomes, and what is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from slipstream.errors import UsageError
+from slipstream.program.sampling import SamplingParams
+from slipstream.serving.errors import ApiError, bad_request
+
+MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream also carries."""
+
+    include_usage: bool = False
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """Fields that chat and plain completions share; `None` is the same as leaving a field out."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timings: bool | None = None
+
+
+class ChatRequest(Common, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionRequest(Common, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Any
+    logprobs: int | None = None
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "prediction": (None,),
+    "suffix": (None, ""),
+    "echo": (None, False),
+    "best_of": (None, 1),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_grammar": (None,),
+}
+"""Fields that would change the answer and are not there yet, with the values that ask for nothing."""
+
+
+def parse(body: bytes, kind: type[Any]) -> Any:
+    """A request of `kind`. Raises ApiError that names the field."""
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise bad_request("the body is not a JSON object")
+    for name, harmless in UNSUPPORTED.items():
+        if name in raw and raw[name] not in harmless:
+            raise bad_request(f"{name} is not supported yet", name)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        where = message.rpartition("at `$.")[2].rstrip("`") if "at `$." in message else None
+        missing = message.partition("missing required field `")[2].partition("`")[0]
+        raise bad_request(message.replace("at `$.", "at `"), where or missing or None) from error
+
+
+def sampling(request: Common, logprobs: int | None) -> SamplingParams:
+    """Sampling settings. Raises ApiError that names the field at fault."""
+    stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
+    if len(stops) > MAX_STOP_STRINGS:
+        raise bad_request(f"stop has {len(stops)} strings, at most {MAX_STOP_STRINGS} are taken", "stop")
+    values: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "n": request.n,
+        "seed": None if request.seed is None else request.seed % (1 << 64),
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "min_tokens": request.min_tokens,
+        "max_tokens": request.max_tokens,
+        "ignore_eos": request.ignore_eos,
+        "logprobs": logprobs,
+        "stop": tuple(stop for stop in stops if stop),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "logit_bias": _bias(request.logit_bias),
+    }
+    try:
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+    except UsageError as error:
+        name = str(error).split()[0].partition("[")[0]
+        raise bad_request(str(error), name if name in values else None) from error
+
+
+def _bias(entries: dict[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in (entries or {}).items()}
+    except ValueError as error:
+        raise bad_request("the keys of logit_bias must be token ids", "logit_bias") from error
+
+
+def chat_logprobs(request: ChatRequest) -> int | None:
+    """How many log-probabilities a chat asks for; None: none at all."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    if not request.logprobs:
+        return None
+    count = request.top_logprobs or 0
+    if not 0 <= count <= 20:
+        raise bad_request(f"top_logprobs must be from 0 to 20, not {count}", "top_logprobs")
+    return count
+
+
+def messages(request: ChatRequest) -> list[dict[str, Any]]:
+    """Messages with plain text in them. Raises ApiError for parts that are no text."""
+    if not 1 <= len(request.messages) <= MAX_MESSAGES:
+        raise bad_request(f"messages must be 1 to {MAX_MESSAGES}, not {len(request.messages)}", "messages")
+    result = []
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}]"
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise bad_request(f"{where}.role must be a string", f"{where}.role")
+        result.append({**message, "role": role, "content": _text(message.get("content"), where)})
+    return result
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where}.content must be text, or parts of type text", f"{where}.content")
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise bad_request(f"{where}.content: only parts of type text are supported", f"{where}.content")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts of a completion, all texts or all token ids. Raises ApiError."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise bad_request("prompt must be a text, a list of texts, or one or more lists of token ids", "prompt")
+    if all(type(token) is int for token in prompt):
+        prompt = [prompt]
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request(f"prompt has {len(prompt)} entries, at most {MAX_PROMPTS} are taken", "prompt")
+    texts = all(isinstance(entry, str) for entry in prompt)
+    ids = all(isinstance(entry, list) and all(type(token) is int for token in entry) for entry in prompt)
+    if not texts and not ids:
+        raise bad_request("prompt must be a text, a list of texts, or one or more lists of token ids", "prompt")
+    return list(prompt)
+
+
+def surrogate_free(text: str, param: str) -> None:
+    """Raise ApiError for text that cannot be encoded: lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise bad_request(f"{param} has a lone surrogate at character {error.start}", param) from error
+
+
+def finite(request: Common) -> None:
+    """Raise ApiError for numbers that are none."""
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        value = getattr(request, name)
+        if value is not None and not math.isfinite(value):
+            raise bad_request(f"{name} must be a finite number", name)
+
+
+def context_error(error: UsageError) -> ApiError:
+    """A prompt that does not fit."""
+    return ApiError(400, str(error), param="messages", code="context_length_exceeded")

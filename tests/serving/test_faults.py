@@ -1,0 +1,271 @@
+"""Faults: what clients do wrong, what breaks, and that nothing hangs or leaks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.conftest import COMMAND, KEY, LIMITED, Server, start, stop
+
+CHAT = "/v1/chat/completions"
+
+
+def body(tokens: int = 20, **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "ignore_eos": True, **more}
+
+
+def head_of(payload: bytes) -> bytes:
+    lines = [f"POST {CHAT} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", f"Content-Length: {len(payload)}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def idle(server: Server, seconds: float = 10) -> None:
+    """Wait until nothing runs and all blocks are to be had."""
+    end = time.monotonic() + seconds
+    with server.client() as http:
+        while time.monotonic() < end:
+            text = http.get("/metrics").text
+            values = {line.split("{")[0]: line.rsplit(" ", 1)[1] for line in text.splitlines() if "{" in line}
+            if {
+                values[f"vllm:{name}"]
+                for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+            } == {"0.0"}:
+                return
+            time.sleep(0.2)
+    raise AssertionError(text)
+
+
+def asking(**fields: str) -> bytes:
+    """A chat with some fields written out as raw JSON."""
+    plain = {"messages": '[{"role": "user", "content": "x"}]', **fields}
+    return ("{" + ", ".join(f'"{name}": {value}' for name, value in plain.items()) + "}").encode("latin-1")
+
+
+NO_REQUESTS = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"[" * 100_000,
+    asking(messages="3"),
+    asking(messages="[1]"),
+    asking(messages='[{"role": "user", "content": "\xff\xfe"}]'),
+    asking(messages='[{"role": "user", "content": "\\ud800"}]'),
+    asking(temperature="NaN"),
+    asking(temperature="1e999"),
+    asking(max_tokens="1e30"),
+    asking(seed='"y"'),
+]
+
+
+@pytest.mark.parametrize("raw", NO_REQUESTS)
+def test_bodies_that_are_no_requests(server: Server, raw: bytes) -> None:
+    with server.client() as http:
+        answer = http.post(CHAT, content=raw)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
+
+
+def test_large_bodies(server: Server) -> None:
+    with server.client() as http:
+        assert http.post(CHAT, content=b"x" * (9 << 20)).status_code == 413
+        text = "a " * (3 << 20)
+        assert http.post(CHAT, json=body() | {"messages": [{"role": "user", "content": text}]}).status_code == 400
+        assert http.post(CHAT, json=body(stop=["s" * 10] * 100_000)).status_code == 400
+        assert http.post(CHAT, json=body(2)).status_code == 200
+
+
+def test_every_route_but_health_needs_the_key(server: Server) -> None:
+    routes = [("GET", path) for path in ("/v1/models", "/metrics", "/explain", "/nowhere", "/docs")]
+    for method, path in [*routes, ("POST", CHAT), ("POST", "/tokenize"), ("OPTIONS", "/v1/models")]:
+        for headers in (
+            {},
+            {"Authorization": "Bearer"},
+            {"Authorization": f"Basic {KEY}"},
+            {"Authorization": f"Bearer {KEY}x"},
+        ):
+            answer = httpx.request(method, server.url + path, headers=headers)
+            assert answer.status_code == 401, (method, path, headers)
+            assert "access-control-allow-origin" not in answer.headers
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    with server.client() as http:
+        assert http.get("/nowhere").status_code == 404
+        assert http.get(CHAT).status_code == 405
+
+
+def test_leaving_early_at_every_stage(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    payload = json.dumps(body(400, stream=True)).encode()
+    head = head_of(payload)
+    for sent, wait in (
+        (head[:20], 0),
+        (head, 0),
+        (head + payload[:10], 0),
+        (head + payload, 0),
+        (head + payload, 0.05),
+    ):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(sent)
+            time.sleep(wait)
+            if wait:
+                connection.recv(100)
+    with server.client() as http, pytest.raises(httpx.ReadTimeout):
+        http.post(CHAT, json=body(450, n=16), timeout=0.02)
+    idle(server)
+
+
+def test_a_slow_reader_holds_up_nobody(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    payload = json.dumps(body(400, stream=True, n=4)).encode()
+    head = head_of(payload)
+    with socket.create_connection((host, int(port))) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        slow.sendall(head + payload)
+        with server.client() as http:
+            for _ in range(5):
+                assert http.post(CHAT, json=body(5)).status_code == 200
+    idle(server)
+
+
+def test_hundreds_of_connections(server: Server) -> None:
+    answers: list[int] = []
+
+    def one(index: int) -> None:
+        with server.client() as http:
+            answers.append(http.post(CHAT, json=body(3, seed=index)).status_code)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 200
+    assert set(answers) <= {200, 429}
+    assert answers.count(200) >= 100
+    idle(server)
+
+
+@pytest.fixture
+def own(tiny_gguf: Path, tmp_path: Path) -> Iterator[Server]:
+    keys = {
+        "whole": {"sha256": hashlib.sha256(KEY.encode()).hexdigest()},
+        "limited": {
+            "sha256": hashlib.sha256(LIMITED.encode()).hexdigest(),
+            "requests_per_minute": 2,
+            "max_concurrent": 1,
+        },
+    }
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps(keys))
+    running = start(
+        tiny_gguf, "--api-keys-file", str(file), "--threads", "1", "--max-queue", "4", "--request-timeout", "20"
+    )
+    yield running
+    stop(running)
+
+
+def test_the_engine_is_killed(own: Server) -> None:
+    with own.client() as http:
+        for stream in (True, False):
+            pid = own.engine_pid()
+            killer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
+            killer.start()
+            begun = time.monotonic()
+            request = body(480, stream=stream, n=4, messages=[{"role": "user", "content": "x"}])
+            if stream:
+                with http.stream("POST", CHAT, json=request) as answer:
+                    text = "".join(answer.iter_text())
+                ended_well = "[DONE]" in text
+                assert ended_well or "ended unexpectedly" in text
+            else:
+                answer = http.post(CHAT, json=request)
+                assert answer.status_code in (200, 503)
+            killer.join()
+            assert time.monotonic() - begun < 20
+            time.sleep(0.2)
+            own.wait_until_ready(15)
+            assert own.engine_pid() != pid
+        assert http.post(CHAT, json=body(3)).status_code == 200
+        assert "slipstream_engine_restarts" in http.get("/metrics").text
+
+
+def test_limits_of_keys_and_queue(own: Server) -> None:
+    headers = {"Authorization": f"Bearer {LIMITED}"}
+    seen = [httpx.post(own.url + CHAT, json=body(2), headers=headers) for _ in range(3)]
+    assert [answer.status_code for answer in seen] == [200, 200, 429]
+    assert int(seen[2].headers["retry-after"]) >= 1
+    with own.client() as http:
+        many = http.post("/v1/completions", json={"prompt": ["x"] * 5, "max_tokens": 2})
+        assert many.status_code == 429
+        assert many.json()["error"]["code"] == "queue_full"
+
+
+def test_sigterm_drains(tiny_gguf: Path) -> None:
+    server = start(tiny_gguf, "--threads", "1")
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(server.url + CHAT, json=body(450, n=8), timeout=60))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.15)
+    server.process.send_signal(signal.SIGTERM)
+    asking.join(60)
+    assert server.process.wait(30) == 0
+    assert [answer.status_code for answer in answers] == [200], "what was open is answered"
+    assert len(answers[0].json()["choices"]) == 8
+
+
+def test_idle_means_idle(server: Server) -> None:
+    idle(server)
+    time.sleep(0.5)
+
+    def ticks(pid: int) -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    pids = (server.process.pid, server.engine_pid())
+    before = sum(map(ticks, pids))
+    time.sleep(2.0)
+    assert sum(map(ticks, pids)) - before <= 10, "more than 5 % of a core at idle"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--host", "0.0.0.0"), ("--api-key", "short"), ("--max-queue", "0"), ("--kv-cache-gb", "0.0000001"),
+     ("--api-keys-file", "/nonexistent"), ("--host", "203.0.113.1", "--insecure"), ("--max-model-len", "100000")]
+)  # fmt: skip
+def test_wrong_use(tiny_gguf: Path, options: tuple[str, ...]) -> None:
+    out = subprocess.run(
+        [*COMMAND, str(tiny_gguf), "--port", "0", *options], capture_output=True, text=True, timeout=60
+    )
+    assert out.returncode == 2, out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_explain_a_live_server(server: Server) -> None:
+    with server.client() as http:
+        assert http.post(CHAT, json=body(80)).status_code == 200
+    command = [sys.executable, "-m", "slipstream", "explain", server.url, "--json"]
+    out = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "SLIPSTREAM_API_KEY": KEY}, timeout=60
+    )
+    assert out.returncode == 0, out.stderr
+    report = json.loads(out.stdout)
+    assert sum(report["parts"].values()) == pytest.approx(report["seconds_per_token"])
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "401" in refused.stderr

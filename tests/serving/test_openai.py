@@ -1,0 +1,194 @@
+"""The official client against a live server: answers, streams, log-probabilities, errors."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+
+import openai
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.program.sampling import SamplingParams
+from tests.serving.conftest import KEY, Server
+
+MESSAGES = [{"role": "user", "content": "Tell me about lighthouses."}]
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
+
+
+def ask(client: openai.OpenAI, **options: object):
+    defaults = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "seed": 3, "extra_body": {"ignore_eos": True}}
+    return client.chat.completions.create(**{**defaults, **options})  # type: ignore[call-overload]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert model.id == "tiny"
+
+
+def test_the_server_says_what_the_engine_says(client: openai.OpenAI, tiny_gguf: Path) -> None:
+    model = load_model(str(tiny_gguf), LoadOptions())
+    engine = Engine(model)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
+    expected = "".join(c.text for c in engine.run(engine.add(model.chat_prompt(MESSAGES), params)))
+    answer = ask(client, temperature=0.8)
+    assert answer.choices[0].message.content == expected
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 20
+    assert answer.usage.prompt_tokens == len(model.chat_prompt(MESSAGES))
+
+
+def test_a_stream_is_the_answer_in_pieces(client: openai.OpenAI) -> None:
+    whole = ask(client, temperature=1.0, n=2)
+    texts, reasons, usage = ["", ""], {}, None
+    for event in ask(client, temperature=1.0, n=2, stream=True, stream_options={"include_usage": True}):
+        usage = event.usage or usage
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert texts[0] != texts[1]
+    assert reasons == {0: "length", 1: "length"}
+    assert usage is not None
+    assert usage.completion_tokens == 40
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = ask(client, logprobs=True, top_logprobs=3, temperature=0)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 20
+    for entry in content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == max(t.logprob for t in entry.top_logprobs)
+    streamed = [
+        e for event in ask(client, logprobs=True, top_logprobs=3, temperature=0, stream=True)
+        for choice in event.choices if choice.logprobs for e in choice.logprobs.content
+    ]  # fmt: skip
+    assert streamed == content
+
+
+def test_stop_and_bias(client: openai.OpenAI) -> None:
+    full = ask(client, temperature=0).choices[0].message.content
+    stopped = ask(client, temperature=0, stop=[full[4:6]])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == full[: full.index(full[4:6])]
+    forced = ask(client, temperature=0, logit_bias={"65": 100}, max_tokens=3)
+    assert len(set(forced.choices[0].message.content)) == 1
+
+
+def test_completions(client: openai.OpenAI) -> None:
+    both = client.completions.create(
+        model="tiny", prompt=["ab", "cd"], max_tokens=8, temperature=0, logprobs=2, extra_body={"ignore_eos": True}
+    )
+    assert [choice.index for choice in both.choices] == [0, 1]
+    for prompt, choice in zip(("ab", "cd"), both.choices, strict=True):
+        alone = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+        )
+        assert alone.choices[0].text == choice.text
+        assert len(choice.logprobs.tokens) == 8
+        assert len(choice.logprobs.top_logprobs[0]) == 2
+    ids = client.completions.create(
+        model="tiny", prompt=[1, 2, 3], max_tokens=4, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert sum(len(event.choices) for event in ids) >= 1
+
+
+def test_prefixes_are_reused_and_said(client: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": "A sentence that is said again. " * 6}]
+    first, second = (ask(client, messages=long, temperature=0) for _ in range(2))
+    assert first.choices[0].message.content == second.choices[0].message.content
+    assert second.usage.prompt_tokens_details.cached_tokens >= 160
+    other = ask(client, messages=long, temperature=0, extra_body={"cache_salt": "mine", "ignore_eos": True})
+    assert other.usage.prompt_tokens_details.cached_tokens == 0, "a salt keeps caches apart"
+
+
+def test_many_at_once_get_the_same_bits(client: openai.OpenAI) -> None:
+    def one(seed: int) -> str:
+        return ask(client, seed=seed, temperature=1.0).choices[0].message.content
+
+    alone = [one(seed) for seed in range(12)]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(one, range(12))) == alone
+
+
+def test_timings(client: openai.OpenAI) -> None:
+    (timings,) = ask(client, extra_body={"timings": True, "ignore_eos": True}).timings
+    assert timings["generated_tokens"] == 20
+    assert timings["decode_seconds"] > 0
+    assert timings["ceiling_fraction"] > 0
+
+
+BAD: list[tuple[dict[str, object], str]] = [
+    ({"temperature": 1000}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"n": 16384}, "n"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 1000}}, "logit_bias"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"stop": ["x"] * 100}, "stop"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"content": "no role"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"extra_body": {"top_k": 1.5}}, "top_k"),
+    ({"extra_body": {"min_p": "x"}}, "min_p"),
+    ({"extra_body": {"stop_token_ids": [99999]}}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "param"), BAD)
+def test_bad_fields_are_named(client: openai.OpenAI, options: dict[str, object], param: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, **options)
+    assert error.value.body["type"] == "invalid_request_error"  # type: ignore[index]
+    if param:
+        assert error.value.param == param, error.value
+
+
+def test_too_long_a_prompt(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        ask(client, messages=[{"role": "user", "content": "x" * 5000}])
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_wrong_model_and_wrong_key(server: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        ask(client, model="another")
+    assert missing.value.code == "model_not_found"
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_tokenize_and_back(server: Server) -> None:
+    with server.client() as http:
+        tokens = http.post("/tokenize", json={"prompt": "hëllo <|im_start|>", "add_special_tokens": False}).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        back = http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
+        assert back["prompt"] == "hëllo <|im_start|>"
+        assert http.post("/detokenize", json={"tokens": [10**9]}).status_code == 400
+        chat = http.post("/tokenize", json={"messages": MESSAGES}).json()
+        assert chat["count"] > 10
+
+
+def test_metrics_and_explain(server: Server, client: openai.OpenAI) -> None:
+    ask(client, max_tokens=60)
+    with server.client() as http:
+        explained = http.get("/explain").json()
+        assert sum(explained["parts"].values()) == pytest.approx(explained["seconds_per_token"])
+        text = http.get("/metrics").text
+        assert "vllm:generation_tokens_total" in text
+        assert 'slipstream_waterfall_seconds_per_token{model_name="tiny",part="ceiling"}' in text
+        assert json.loads(http.get("/version").text)["version"]
