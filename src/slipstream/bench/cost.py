@@ -17,7 +17,7 @@ from slipstream.roofline.cost import OnlineCost
 Progress = Callable[[int, int], None]
 ROWS = (1, 2, 4, 8, 16)
 CONTEXTS = (128, 512, 1024, 2048, 4096)
-RANDOM_SHAPES, REPEATS = 24, 5
+RANDOM_SHAPES, REPEATS = 24, 9
 
 
 def measure(model: Model, progress: Progress | None = None) -> dict[str, Any]:

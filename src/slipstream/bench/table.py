@@ -85,8 +85,22 @@ def _self_test(r: dict[str, Any]) -> str:
     )
 
 
+def _serve(r: dict[str, Any]) -> str:
+    by = "; ".join(
+        f"{n} streams: {s['output_tok_s']:.0f} tokens/s, TTFT {s['ttft']['median'] * 1e3:.0f} ms, "
+        f"TPOT {s['tpot']['median'] * 1e3:.1f} (p99 {s['tpot']['p99'] * 1e3:.1f}) ms"
+        for n, s in r["serve_streams"].items()
+    )
+    return (
+        f"{r['prompt']} in, {r['answer']} out. {by}. A {r['interference']['prompt']}-token prompt among 4 streams: "
+        f"gap p99 × {r['interference']['ratio']:.2f}; a {r['prefix']['prompt']}-token prompt again: TTFT × "
+        f"{r['prefix']['ratio']:.3f}; idle {r['idle']['cpu']:.1%} of a core"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
+        ("serve_streams", "serving", _serve),
         ("parts", "waterfall", _explain),
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),

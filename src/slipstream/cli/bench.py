@@ -229,6 +229,59 @@ def peers(
         )
 
 
+@app.command()
+def serve(
+    model: ModelArgument,
+    streams: Annotated[str, typer.Option(help="Streams side by side, comma-separated.")] = "1,16,64",
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    answer: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    json_output: JsonOption = False,
+    out: Out = None,
+    max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Start a server and measure it through HTTP: throughput, latencies, a long prompt among them, cached prefixes."""
+    from slipstream.bench.serve import measure
+
+    counts = _counts(streams)
+    if prompt < 1 or answer < 2:
+        raise UsageError("--prompt must be positive, --answer at least 2")
+    load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
+    options = ["--kv-cache-dtype", kv_cache_dtype, "--quantization", quantization]
+    options += ["--max-model-len", str(max_model_len)] if max_model_len else []
+    options += ["--threads", str(threads)] if threads else []
+    with progress_bar() as bar:
+        result = measure(model, options, counts, prompt, answer, bar)
+    _report(result, json_output, out)
+    if json_output:
+        return
+    table(
+        f"serving {model}, {prompt} tokens in, {answer} out",
+        [
+            (
+                n,
+                f"{s['output_tok_s']:.0f}",
+                f"{s['ttft']['median'] * 1e3:.0f} / {s['ttft']['p99'] * 1e3:.0f}",
+                f"{s['tpot']['median'] * 1e3:.1f} / {s['tpot']['p99'] * 1e3:.1f}",
+                f"{s['gap']['p99'] * 1e3:.1f}",
+            )
+            for n, s in result["serve_streams"].items()
+        ],
+        ("streams", "tokens/s", "TTFT ms, median / p99", "TPOT ms, median / p99", "gap p99 ms"),
+    )
+    between, prefix, idle = result["interference"], result["prefix"], result["idle"]
+    print(
+        f"A prompt of {between['prompt']} tokens among 4 streams: gap p99 {between['gap_p99_alone'] * 1e3:.1f} -> "
+        f"{between['gap_p99_beside'] * 1e3:.1f} ms ({between['ratio']:.2f} times); its first token after "
+        f"{between['long_prompt_ttft']:.2f} s.\n"
+        f"A prompt of {prefix['prompt']} tokens again: TTFT {prefix['cold_ttft'] * 1e3:.0f} -> "
+        f"{prefix['warm_ttft'] * 1e3:.0f} ms ({prefix['ratio']:.3f} times).\n"
+        f"Idle: {idle['cpu']:.1%} of a core, {idle['resident_bytes'] / 1e6:.0f} MB resident."
+    )
+
+
 @app.command("table")
 def results(
     folder: Annotated[Path, typer.Argument(help="A folder with recorded JSON results.")],

@@ -1,0 +1,213 @@
+"""The scheduler: a seeded simulation of traffic in tiny pools, and the promises that every plan keeps."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.kvcache import BlockPool
+from slipstream.program import BLOCK_SLOTS
+from slipstream.program.sampling import SamplingParams
+from slipstream.roofline.cost import CostModel, Curve
+from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
+from slipstream.scheduling.scheduler import ALONE, LEAST_CHUNK, STRETCH, blocks_needed
+
+# 10 ms for a step, 1 ms a row past 8, 2 ms for the head.
+COST = CostModel(Curve((1, 8, 512), (10e-3, 10e-3, 514e-3)), Curve((1, 64), (2e-3, 4e-3)), (0.0, 0.0, 1e-8, 0.0))
+PARAMS = SamplingParams()
+
+
+def sequence(number: int, prompt: int, **more: object) -> Sequence:
+    return Sequence(number, 0, [1] * prompt, prompt, PARAMS, 0, frozenset(), **more)  # type: ignore[arg-type]
+
+
+def running(number: int, prompt: int, pool: BlockPool, computed: int | None = None, **more: object) -> Sequence:
+    """A sequence that holds its blocks; by default all but its last token is computed."""
+    s = sequence(number, prompt, **more)
+    s.computed = prompt - 1 if computed is None else computed
+    s.blocks = pool.take(-(-max(s.computed, 1) // BLOCK_SLOTS))
+    return s
+
+
+def plan_of(sequences: list[Sequence], pool: BlockPool, now: float = 0.0, **more: object) -> Plan:
+    limits = more.pop("limits", Limits(512))
+    return schedule(State(now, sequences, pool, limits, **more))  # type: ignore[arg-type]
+
+
+def rows_of(plan: Plan) -> dict[int, int]:
+    return {span.sequence.request: span.rows for span in plan.spans}
+
+
+def test_decodes_come_first_and_prompts_fill_up() -> None:
+    pool = BlockPool(100)
+    prompt, decodes = sequence(0, 300), [running(i, 40, pool) for i in (1, 2)]
+    plan = plan_of([prompt, *decodes], pool, limits=Limits(100))
+    assert [span.sequence.request for span in plan.spans] == [1, 2, 0]
+    assert rows_of(plan) == {1: 1, 2: 1, 0: 98}
+
+
+def test_prompts_are_priced() -> None:
+    pool = BlockPool(1000)
+    decodes, prompt = [running(i, 40, pool) for i in range(4)], sequence(9, 4000)
+    plan = plan_of([*decodes, prompt], pool, cost=COST, kv_bytes=100)
+    seconds = COST.seconds
+    bare, rows = seconds(shape := shape_of(plan, without=9)), rows_of(plan)[9]
+    assert shape.rows == 4
+    assert seconds(shape_of(plan)) <= STRETCH * bare
+    assert LEAST_CHUNK <= rows < 20, "about what half of a step is worth, at 1 ms a row"
+    wide = plan_of([*decodes, prompt], pool, cost=COST, limits=Limits(512, tpot_target=0.1))
+    assert rows_of(wide)[9] > 4 * rows
+    alone = plan_of([prompt], pool, cost=COST)
+    assert rows < rows_of(alone)[9] < 512
+    assert seconds(shape_of(alone)) <= ALONE
+
+
+def shape_of(plan: Plan, without: int = -1):
+    from slipstream.program import CacheSpec, SpanShape, StepShape
+
+    spans = [s for s in plan.spans if s.sequence.request != without]
+    shapes = [
+        SpanShape(s.sequence.computed, s.rows, int(s.sequence.computed + s.rows == len(s.sequence.tokens)))
+        for s in spans
+    ]
+    context = sum((2 * c.start + c.rows + 1) * c.rows // 2 for c in shapes)
+    return StepShape(sum(c.rows for c in shapes), StepShape.of_spans(shapes, CacheSpec(())).logit_rows, 0, context)
+
+
+def test_priority_then_fairness_then_arrival() -> None:
+    pool = BlockPool(1000)
+    first = sequence(0, 40, tenant="greedy", arrived=0.0)
+    second = sequence(1, 40, tenant="modest", arrived=1.0)
+    urgent = sequence(2, 40, tenant="greedy", arrived=2.0, priority=-1)
+    plan = plan_of([first, second, urgent], pool, now=3.0, served={"greedy": 500.0, "modest": 1.0})
+    assert [span.sequence.request for span in plan.spans] == [2, 1, 0]
+    aged = plan_of([sequence(0, 40, priority=3), sequence(1, 40, arrived=99.0)], pool, now=100.0)
+    assert [span.sequence.request for span in aged.spans] == [0, 1], "waiting raises priority"
+
+
+def test_admission_needs_room_for_all_of_a_prompt() -> None:
+    pool = BlockPool(10)
+    decode = running(0, 40, pool)
+    plan = plan_of([decode, sequence(1, 300)], pool)
+    assert rows_of(plan) == {0: 1}
+    assert rows_of(plan_of([decode, sequence(1, 200)], pool)) == {0: 1, 1: 200}
+    few = plan_of([decode, sequence(1, 32)], pool, limits=Limits(512, max_sequences=1))
+    assert rows_of(few) == {0: 1}
+
+
+def test_what_can_never_fit_and_what_is_late() -> None:
+    pool = BlockPool(4)
+    plan = plan_of([sequence(0, 200), sequence(1, 20, deadline=5.0), sequence(2, 20)], pool, now=6.0)
+    assert [s.request for s in plan.too_large] == [0]
+    assert [s.request for s in plan.expired] == [1]
+    assert rows_of(plan) == {2: 20}
+
+
+def test_the_least_urgent_gives_way() -> None:
+    pool = BlockPool(4)
+    old, young = running(0, 65, pool, arrived=0.0), running(1, 65, pool, arrived=1.0)
+    assert pool.available == 0
+    plan = plan_of([old, young], pool, now=2.0)
+    assert [s.request for s in plan.preempted] == [1]
+    assert rows_of(plan) == {0: 1}
+
+
+def test_cached_prefixes_are_counted() -> None:
+    pool = BlockPool(100)
+    plan = plan_of([sequence(0, 1000)], pool, limits=Limits(2000), peek=lambda s: 960)
+    assert rows_of(plan) == {0: 40}
+
+
+@dataclass
+class Simulation:
+    """Traffic against the scheduler alone: arrivals, answers of random length, cancellations, a tiny pool."""
+
+    seed: int
+    log: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        rng = random.Random(self.seed)
+        pool = BlockPool(rng.randint(4, 24))
+        limits = Limits(
+            rng.choice([4, 16, 64]), rng.choice([1, 3, 100]), rng.choice([None, 0.05]), rng.choice([None, 1.0])
+        )
+        cost = rng.choice([None, COST])
+        sequences: list[Sequence] = []
+        left: dict[int, int] = {}
+        served: dict[str, float] = {}
+        arrivals, now, number, idle = rng.randint(1, 12), 0.0, 0, 0
+        while arrivals or sequences:
+            now += 0.01
+            if arrivals and rng.random() < 0.4:
+                arrivals -= 1
+                s = sequence(
+                    number,
+                    rng.randint(1, 32 * pool.size + 20),
+                    tenant=rng.choice("abc"),
+                    priority=rng.choice([0, 0, 2]),
+                    arrived=now,
+                    deadline=now + rng.choice([1e9, 1e9, 2.0]),
+                )
+                sequences.append(s)
+                left[number] = rng.randint(1, 40)
+                served.setdefault(s.tenant, 0.0)
+                number += 1
+            if sequences and rng.random() < 0.02:
+                self.end(rng.choice(sequences), sequences, pool)
+            state = State(now, sequences, pool, limits, served, cost, 1000)
+            before = copy.deepcopy((sequences, pool.available))
+            plan = schedule(state)
+            assert (sequences, pool.available) == before, "planning changes nothing"
+            again = schedule(state)
+            assert [(s.request, r) for s, r in plan.spans] == [(s.request, r) for s, r in again.spans]
+            self.apply(plan, sequences, pool, limits, served)
+            for s, rows in plan.spans:
+                if rows and s.computed == len(s.tokens):
+                    s.append(2)
+                    left[s.request] -= 1
+                    if not left[s.request]:
+                        self.end(s, sequences, pool)
+            pool.check([s.blocks for s in sequences])
+            idle = 0 if plan.spans or plan.too_large or plan.expired or not sequences else idle + 1
+            assert idle < 3, f"seed {self.seed}: nothing runs, and nothing ends"
+        assert pool.free == pool.size
+
+    def apply(
+        self, plan: Plan, sequences: list[Sequence], pool: BlockPool, limits: Limits, served: dict[str, float]
+    ) -> None:
+        assert sum(rows for _, rows in plan.spans) <= limits.max_rows
+        assert len({s.request for s, _ in plan.spans}) == len(plan.spans)
+        for s in (*plan.too_large, *plan.expired):
+            self.end(s, sequences, pool)
+        for s in plan.preempted:
+            assert s.request not in {span.sequence.request for span in plan.spans}
+            pool.release(s.blocks)
+            s.blocks, s.computed = [], 0
+        for s, rows in plan.spans:
+            assert 1 <= rows <= s.missing
+            s.blocks.extend(pool.take(blocks_needed(s, s.computed + rows)))
+            s.computed += rows
+            served[s.tenant] += rows
+        assert sum(1 for s in sequences if s.blocks) <= limits.max_sequences or limits.max_sequences == 1
+
+    @staticmethod
+    def end(s: Sequence, sequences: list[Sequence], pool: BlockPool) -> None:
+        pool.release(s.blocks)
+        s.blocks = []
+        sequences.remove(s)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_simulation(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        Simulation(seed).run()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_simulation_long() -> None:
+    for seed in range(100_000, 110_000):
+        Simulation(seed).run()
