@@ -56,8 +56,10 @@ def test_prompts_are_priced() -> None:
     seconds = COST.seconds
     bare, rows = seconds(shape := shape_of(plan, without=9)), rows_of(plan)[9]
     assert shape.rows == 4
-    assert seconds(shape_of(plan)) <= STRETCH * bare
+    assert seconds(shape_of(plan)) <= (1 + STRETCH) * bare
     assert LEAST_CHUNK <= rows < 20, "about what half of a step is worth, at 1 ms a row"
+    crowd = plan_of([*decodes, prompt, *(sequence(i, 4000) for i in range(20, 26))], pool, cost=COST)
+    assert rows_of(crowd)[9] > 3 * rows, "seven who wait count for more than one"
     wide = plan_of([*decodes, prompt], pool, cost=COST, limits=Limits(512, tpot_target=0.1))
     assert rows_of(wide)[9] > 4 * rows
     alone = plan_of([prompt], pool, cost=COST)

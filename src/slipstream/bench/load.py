@@ -47,7 +47,10 @@ async def ask(host: str, port: int, prompt: Sequence[int] | str, tokens: int, ke
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     head += f"Authorization: Bearer {key}\r\n" if key else ""
     sample = Sample(time.perf_counter())
-    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise SlipstreamError(f"no server answers at {host}:{port} ({error.strerror or error})") from error
     try:
         writer.write(head.encode() + b"\r\n" + body)
         status = await reader.readline()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import Keys
 
+BACKLOG = 2048
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -170,6 +171,7 @@ async def _serve(
         timeout_graceful_shutdown=max(1, round(drain_timeout)), h11_max_incomplete_event_size=64 << 10,
     )  # fmt: skip
     server = Server(config)
+    listener.listen(BACKLOG)  # before it is said that anybody may come
     address, port = listener.getsockname()[:2]
     print(
         f"{served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "

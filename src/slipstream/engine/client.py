@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from slipstream.engine.engine import Terms
 from slipstream.engine.messages import (
@@ -70,9 +69,9 @@ class EngineClient:
         self.stats = Stats()
         self.restarts = 0
         self.open = 0
-        self._context = zmq.asyncio.Context(1)
+        self._context = zmq.Context(1)
         self._folder = tempfile.TemporaryDirectory(prefix="slipstream-")
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: zmq.Socket[bytes] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
@@ -111,7 +110,7 @@ class EngineClient:
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(SlipstreamError, zmq.ZMQError):
-                await self._send(Stop())
+                self._send(Stop())
             try:
                 await asyncio.wait_for(process.wait(), 2.0)
             except TimeoutError:
@@ -120,7 +119,8 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._socket is not None:
+        if self._socket is not None and not self._socket.closed:
+            asyncio.get_running_loop().remove_reader(_descriptor(self._socket))
             self._socket.close(0)
         self._context.destroy(0)
         self._folder.cleanup()
@@ -133,7 +133,7 @@ class EngineClient:
         self.open += 1
         done = False
         try:
-            await self._send(Submit(number, prompt, params, terms))
+            self._send(Submit(number, prompt, params, terms))
             while not done:
                 item = await queue.get()
                 if isinstance(item, SlipstreamError):
@@ -146,7 +146,7 @@ class EngineClient:
             del self._queues[number]
             if not done:
                 with contextlib.suppress(SlipstreamError, zmq.ZMQError):
-                    await self._send(Cancel(number))
+                    self._send(Cancel(number))
 
     async def explain(self) -> str:
         """The waterfall of the latest traffic as JSON; empty if there was too little."""
@@ -154,15 +154,26 @@ class EngineClient:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
-            await self._send(Explain(number))
+            self._send(Explain(number))
             return await asyncio.wait_for(answer, 10.0)
         finally:
             self._answers.pop(number, None)
 
-    async def _send(self, message: ToEngine) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._socket is None or not self._ready.is_set():
             raise EngineDiedError("the engine is being started; try again in a moment")
-        await self._socket.send(encode(message))
+        self._socket.send(encode(message), zmq.NOBLOCK)
+        self._read()  # ZeroMQ may have noticed news meanwhile, and says so only once
+
+    def _read(self) -> None:
+        """Everything that has come: the descriptor that wakes us is told of changes, not of what is there."""
+        socket = self._socket
+        while socket is not None and not socket.closed:
+            try:
+                message = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._hear(decode_from_engine(message))
 
     async def _launch(self) -> None:
         path = Path(self._folder.name) / f"engine-{self.restarts}"
@@ -171,6 +182,7 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(f"ipc://{path}")
         self._socket = socket
+        asyncio.get_running_loop().add_reader(_descriptor(socket), self._read)
         arguments = ("-m", "slipstream.engine.worker", str(path), json.dumps(asdict(self.options)))
         self._process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
 
@@ -181,12 +193,12 @@ class EngineClient:
             process, socket = self._process, self._socket
             assert process is not None
             assert socket is not None
-            reader = asyncio.create_task(self._read(socket))
             await process.wait()
             await asyncio.sleep(0.05)  # what it said last is still on its way
-            reader.cancel()
+            self._read()
             was_ready = self._ready.is_set()
             self._ready.clear()
+            asyncio.get_running_loop().remove_reader(_descriptor(socket))
             socket.close(0)
             died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
             for queue in self._queues.values():
@@ -205,10 +217,6 @@ class EngineClient:
             self.restarts += 1
             await asyncio.sleep(pause)
             await self._launch()
-
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            self._hear(decode_from_engine(await socket.recv()))
 
     def _hear(self, message: FromEngine) -> None:
         self._heard = time.monotonic()
@@ -238,5 +246,10 @@ class EngineClient:
         while True:
             if self._ready.is_set():
                 with contextlib.suppress(SlipstreamError, zmq.ZMQError):
-                    await self._send(Ping())
+                    self._send(Ping())
             await asyncio.sleep(PING_EVERY)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    """What the event loop watches a ZeroMQ socket by."""
+    return int(socket.getsockopt(zmq.FD))

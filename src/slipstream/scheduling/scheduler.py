@@ -18,11 +18,13 @@ from slipstream.program import BLOCK_SLOTS, StepShape
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling.sequence import Sequence
 
-STRETCH = 1.5
-"""A step with prompt rows may take this much longer than without, unless a latency target says otherwise."""
+STRETCH = 0.5
+"""A step may take this much longer for everyone who waits for a first token, unless a latency target says otherwise:
+who runs and who waits count alike.
+"""
 ALONE = 0.25
 """Seconds of a step while nobody decodes: how long a newcomer, or a cancellation, may have to wait."""
-LEAST_CHUNK = 8
+LEAST_CHUNK = 2
 """Prompt rows that a step takes in any case, so that prompts get on."""
 AGING = 10.0
 """Seconds of waiting that are worth one step of priority."""
@@ -223,7 +225,8 @@ class _Planner:
         if not self.rows:
             return ALONE
         bare = cost.seconds(self._shape())
-        limit = max(limits.tpot_target or STRETCH * bare, bare)
+        waiting = len({s.request for s in prompts if not s.generated}) or 1
+        limit = max(limits.tpot_target or min(bare * (1.0 + STRETCH * waiting), max(ALONE, bare)), bare)
         if limits.ttft_target is not None:
             late = any(self.state.now - s.arrived > limits.ttft_target / 2 for s in prompts if not s.generated)
             limit = max(limit, 2 * bare) if late else limit
