@@ -40,7 +40,7 @@ sanitize: $(VENV)/.dev
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python native/sanitized_tests.py $(SANITIZED)/src \
 	  tests/kernels tests/engine tests/weights/test_dequantize.py \
-	  -k "not torch and not forced" -p no:cacheprovider
+	  -k "not torch and not forced and not device" -p no:cacheprovider
 
 bench: $(VENV)/.base
 	$(BIN)/slipstream bench decode smollm2-135m

@@ -156,6 +156,7 @@ class Api:
             if not isinstance(text, str):
                 raise bad_request("prompt must be a string", "prompt")
             openai.surrogate_free(text, "prompt")
+            self._may_fit(len(text), "prompt")
             special = body.get("add_special_tokens", True)
             tokens = await self._off_loop(lambda: self.tokenizer.encode(text, add_bos=None if special else False))
         info = self.client.info
@@ -193,6 +194,7 @@ class Api:
         for prompt in openai.prompts(body):
             if isinstance(prompt, str):
                 openai.surrogate_free(prompt, "prompt")
+                self._may_fit(len(prompt), "prompt")
                 tokens = await self._off_loop(lambda text=prompt: self.tokenizer.encode(text))  # type: ignore[misc]
             else:
                 tokens = prompt
@@ -217,12 +219,22 @@ class Api:
         template, messages = self.template, openai.messages(body)
         for index, message in enumerate(messages):
             openai.surrogate_free(message["content"], f"messages[{index}].content")
+        self._may_fit(sum(len(message["content"]) for message in messages), "messages")
         try:
             tokens = await self._off_loop(lambda: self.tokenizer.encode_chat(template, messages))
         except TemplateError as error:
             raise bad_request(str(error), "messages") from error
         self._fits(tokens, "messages")
         return tokens
+
+    def _may_fit(self, characters: int, param: str) -> None:
+        """Refuse at once what is too long however it is cut into tokens: cutting it would take seconds."""
+        info = self.client.info
+        if info is not None and characters > info.max_len * self.tokenizer.longest_token:
+            raise ApiError(
+                400, f"a text of {characters} characters cannot fit into a context of {info.max_len} tokens",
+                param=param, code="context_length_exceeded",
+            )  # fmt: skip
 
     def _fits(self, tokens: list[int], param: str) -> None:
         info = self.client.info

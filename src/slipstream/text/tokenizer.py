@@ -42,6 +42,11 @@ class Tokenizer:
         texts = sorted(self.special, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts))) if texts else None
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: no text of n bytes has fewer than n / longest_token tokens."""
+        return max(map(len, self.token_bytes), default=1) or 1
+
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = False) -> list[int]:
         """Token ids. Text that looks like a special token stays text unless `special` is set."""
         bos = self.add_bos if add_bos is None else add_bos
