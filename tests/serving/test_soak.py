@@ -1,0 +1,97 @@
+"""Long runs against a live server: thousands of requests with cancellations, and an engine that is killed again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.conftest import KEY, Server
+from tests.serving.test_faults import CHAT, body, idle
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+REQUESTS, STREAMS, KILLS = 10_000, 32, 100
+
+
+def resident(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+async def ask(client: httpx.AsyncClient, rng: random.Random) -> int:
+    """One request; every fifth is left after a moment. Returns its status, 0 if it was left."""
+    request = body(
+        rng.randint(1, 60),
+        n=rng.choice([1, 1, 2]),
+        stream=rng.random() < 0.5,
+        seed=rng.randrange(1 << 30),
+        messages=[{"role": "user", "content": "word " * rng.randint(1, 60)}],
+    )
+    leave = rng.uniform(0.0, 0.2) if rng.random() < 0.2 else None
+    try:
+        async with asyncio.timeout(leave):
+            return (await client.post(CHAT, json=request)).status_code
+    except (TimeoutError, httpx.HTTPError):
+        if leave is None:
+            raise
+        return 0
+
+
+async def many(server: Server, count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    left = iter(range(count))
+    statuses: list[int] = []
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as client:
+
+        async def worker() -> None:
+            for _ in left:
+                statuses.append(await ask(client, rng))
+
+        await asyncio.gather(*(worker() for _ in range(STREAMS)))
+    return statuses
+
+
+def test_soak(server: Server) -> None:
+    pids = (server.process.pid, server.engine_pid())
+    asyncio.run(many(server, REQUESTS // 5, 1))
+    idle(server, 30)
+    before = [resident(pid) for pid in pids]
+    statuses = asyncio.run(many(server, REQUESTS * 4 // 5, 2))
+    idle(server, 30)
+    assert set(statuses) <= {0, 200}
+    assert statuses.count(0) > REQUESTS // 20
+    for pid, earlier in zip(pids, before, strict=True):
+        assert resident(pid) < 1.1 * earlier + (8 << 20), "memory grows"
+    assert server.engine_pid() == pids[1]
+
+
+def test_killed_at_random_points(server: Server) -> None:
+    rng = random.Random(3)
+    with server.client() as http:
+        for _ in range(KILLS):
+            server.wait_until_ready(20)
+            request = body(300, n=4, messages=[{"role": "user", "content": "word " * rng.choice([1, 90])}])
+            pid, after = server.engine_pid(), rng.uniform(0.0, 0.12)
+
+            async def both(request: dict[str, object] = request, pid: int = pid, after: float = after) -> int:
+                headers = {"Authorization": f"Bearer {KEY}"}
+                async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as client:
+                    asking = asyncio.create_task(client.post(CHAT, json=request))
+                    await asyncio.sleep(after)
+                    os.kill(pid, signal.SIGKILL)
+                    return (await asking).status_code
+
+            assert asyncio.run(both()) in (200, 503)
+        time.sleep(0.5)
+        server.wait_until_ready(20)
+        assert http.post(CHAT, json=body(3)).status_code == 200
+    idle(server)
