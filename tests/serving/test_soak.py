@@ -1,4 +1,4 @@
-"""Long runs against a live server: thousands of requests with cancellations, and an engine that is killed again and again."""
+"""Long runs on a live server: thousands of requests with cancellations, and an engine that is killed time and again."""
 
 from __future__ import annotations
 
