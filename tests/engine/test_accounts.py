@@ -46,9 +46,10 @@ def test_seconds_add_up_and_work_is_counted(model: Model) -> None:
     accounts = engine.accounting
     records = list(accounts.records)
     assert len(records) == accounts.totals.steps == 60
-    marked = sum(r.seconds + r.outside + r.idle for r in records)
+    marked = sum(r.seconds + r.outside + r.idle + r.accounting for r in records)
     assert 0.5 * wall < marked <= wall
     assert all(r.classes.sum() <= r.kernels for r in records)
+    assert all(r.accounting > 0 for r in records[1:])
     assert accounts.totals.rows == {"prefill": 40, "decode": 59}
     assert accounts.totals.tokens == 60
     program = native_executable(model).program

@@ -64,7 +64,7 @@ def explain(
     waterfall: Waterfall = report.pop("waterfall")
     if plot is not None:
         _plot(plot, waterfall, report)
-    full = {**_facts(waterfall), **report}
+    full = {**waterfall.facts(), **report}
     if out is not None:
         from slipstream.bench.machine import save
 
@@ -77,20 +77,6 @@ def explain(
         print(json.dumps(full))
     else:
         _show(waterfall, report)
-
-
-def _facts(waterfall: Waterfall) -> dict[str, Any]:
-    return {
-        "seconds_per_token": waterfall.seconds,
-        "tok_s": waterfall.tok_s,
-        "ceiling_tok_s": 1.0 / waterfall.ceiling,
-        "fraction_of_ceiling": waterfall.fraction,
-        "parts": {part.name: part.seconds for part in waterfall.parts},
-        "unexplained": waterfall.unexplained,
-        "tokens": waterfall.tokens,
-        "steps": waterfall.steps,
-        "verdict": waterfall.verdict(),
-    }
 
 
 def _measured(

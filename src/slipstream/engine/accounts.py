@@ -77,6 +77,7 @@ class _Marks(NamedTuple):
     woken: float | None
     excluded: float
     busy: bool
+    accounting: float
     spans: list[tuple[int, int, int, int, int]]
     seconds: npt.NDArray[np.float64] | None
 
@@ -103,7 +104,7 @@ class StepAccounts:
         self._ended: float | None = None
         self._was_busy = False
         self._woken: float | None = None
-        self._begun = self._planned = self._ran = self._excluded = 0.0
+        self._begun = self._planned = self._ran = self._excluded = self._own = 0.0
         self._spans: list[tuple[int, int, int, int, int]] = []
 
     @property
@@ -146,16 +147,14 @@ class StepAccounts:
 
     def end(self, busy: bool) -> None:
         """The step is over; `busy` says whether any request is still open."""
+        ended = time.perf_counter()
         seconds = self._model.executable.step_seconds()
-        self._pending.append(
-            _Marks(
-                self._begun, self._planned, self._ran, time.perf_counter(), self._woken, self._excluded, busy,
-                self._spans, seconds,
-            )
-        )  # fmt: skip
+        marks = (self._begun, self._planned, self._ran, ended, self._woken, self._excluded, busy, self._own)
+        self._pending.append(_Marks(*marks, self._spans, seconds))
         self._woken, self._excluded = None, 0.0
         if len(self._pending) >= self.FOLD:
             self.fold()
+        self._own = time.perf_counter() - ended
 
     def fold(self) -> None:
         """Turn noted marks into records."""
@@ -171,10 +170,12 @@ class StepAccounts:
         classes, kernels, stolen = _NOTHING, call, 0.0
         if marks.seconds is not None:
             classes, kernels, stolen = marks.seconds[:-2], float(marks.seconds[-2]), float(marks.seconds[-1])
-        idle = outside = 0.0
+        idle = outside = accounting = 0.0
         if self._ended is not None:
-            since = marks.woken if not self._was_busy and marks.woken is not None else self._ended
-            idle, outside = since - self._ended, marks.begun - since - marks.excluded
+            accounting = marks.accounting
+            free = self._ended + accounting
+            since = max(marks.woken, free) if not self._was_busy and marks.woken is not None else free
+            idle, outside = since - free, marks.begun - since - marks.excluded
         self._ended, self._was_busy = marks.ended, marks.busy
         spans = tuple(_span(*span) for span in marks.spans)
         return StepRecord(
@@ -189,4 +190,5 @@ class StepAccounts:
             max(stolen, 0.0),
             StepShape.of_spans((SpanShape(s.start, s.rows, s.logit_rows) for s in spans), self._model.cache),
             spans,
+            accounting,
         )

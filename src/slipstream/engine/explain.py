@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -199,7 +200,7 @@ def explain_finished(engine: Engine, number: int) -> Waterfall | None:
 RECENT_REQUESTS, LEAST_TOKENS = 4, 16
 
 
-def explain_traffic(engine: Engine) -> dict[str, object] | None:
+def explain_traffic(engine: Engine) -> dict[str, Any] | None:
     """The mean waterfall of the latest requests of a live engine, by their tokens; None if there was too little.
 
     Reads the weights a few times: the engine stands still for as long as a few steps take.
@@ -229,15 +230,4 @@ def explain_traffic(engine: Engine) -> dict[str, object] | None:
     mean = Waterfall(
         seconds / total, tuple(Part(name, value / total) for name, value in parts.items()), round(total), len(records)
     )
-    return {
-        "seconds_per_token": mean.seconds,
-        "tok_s": mean.tok_s,
-        "ceiling_tok_s": 1.0 / mean.ceiling,
-        "fraction_of_ceiling": mean.fraction,
-        "parts": {part.name: part.seconds for part in mean.parts},
-        "unexplained": mean.unexplained,
-        "tokens": mean.tokens,
-        "steps": mean.steps,
-        "requests": len(chosen),
-        "verdict": mean.verdict(),
-    }
+    return mean.facts() | {"requests": len(chosen)}

@@ -155,6 +155,7 @@ class Worker:
             "scheduling": totals.scheduling,
             "dispatch": totals.dispatch,
             "output": totals.output,
+            "accounting": totals.accounting,
             "outside": totals.outside,
             "idle": totals.idle,
         }

@@ -38,7 +38,8 @@ class StepRecord(NamedTuple):
 
     `scheduling` is planning and building the rows, `dispatch` the way into the kernels and back, `output` what
     follows them (stop conditions, text). `classes` [classes] are the kernels' seconds by class and `kernels` all of
-    them; `stolen` is how long a thread of them could not run.
+    them; `stolen` is how long a thread of them could not run; `accounting` is what keeping these accounts took after
+    the step before.
     """
 
     begun: float
@@ -52,6 +53,7 @@ class StepRecord(NamedTuple):
     stolen: float
     shape: StepShape
     spans: tuple[SpanRecord, ...]
+    accounting: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -70,6 +72,7 @@ class Totals:
     scheduling: float = 0.0
     dispatch: float = 0.0
     output: float = 0.0
+    accounting: float = 0.0
     stolen: float = 0.0
     rows: Counter[str] = field(default_factory=Counter)
     logit_rows: int = 0
@@ -110,6 +113,7 @@ class Accounting:
         totals.scheduling += record.scheduling
         totals.dispatch += record.dispatch
         totals.output += record.output
+        totals.accounting += record.accounting
         totals.stolen += record.stolen
         totals.logit_rows += shape.logit_rows
         totals.kv_bytes += shape.kv_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slipstream.program import CacheSpec, SpanShape, StepShape
 from slipstream.roofline.accounting import SpanRecord, StepRecord
@@ -28,6 +29,7 @@ ADVICE = {
     "sampling": "drawing the token; fewer filters and no log-probabilities make it cheaper",
     "scheduling": "planning on the host; it counts most for small models",
     "output": "stop conditions and text after each token",
+    "accounting": "keeping these accounts",
     "outside": "whoever consumes the tokens (printing, HTTP) between steps",
     "idle": "no request was there",
     "speculation": "tokens that came without a read of their own",
@@ -107,6 +109,20 @@ class Waterfall:
         """The part beyond the ceiling that costs most."""
         return max(self.parts[1:], key=lambda part: part.seconds)
 
+    def facts(self) -> dict[str, Any]:
+        """Everything, as `--json` prints it."""
+        return {
+            "seconds_per_token": self.seconds,
+            "tok_s": self.tok_s,
+            "ceiling_tok_s": 1.0 / self.ceiling,
+            "fraction_of_ceiling": self.fraction,
+            "parts": {part.name: part.seconds for part in self.parts},
+            "unexplained": self.unexplained,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "verdict": self.verdict(),
+        }
+
     def verdict(self) -> str:
         """One sentence: where the user is, and which part is most to blame."""
         worst = self.largest
@@ -169,6 +185,7 @@ def split(
         if index:
             sums.add("idle", record.idle)
             sums.add("outside", record.outside)
+            sums.add("accounting", record.accounting)
         sums.add("scheduling", record.scheduling + record.dispatch)
         sums.add("output", record.output)
         _split_step(sums, record, own, limits, cost, cache, classes)
