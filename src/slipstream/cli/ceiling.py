@@ -14,7 +14,7 @@ from slipstream.roofline.ceiling import ceiling as compute
 from slipstream.roofline.ceiling import prefill_seconds, verify_cost
 from slipstream.roofline.levers import by_layer
 from slipstream.roofline.precision import kv_bits
-from slipstream.roofline.speculation import DraftPlan, SpeculationReport, report
+from slipstream.roofline.speculation import ACCEPTANCES, DraftPlan, SpeculationReport, report
 
 ShapeArgument = Annotated[
     str,
@@ -127,6 +127,9 @@ def _json(result: Ceiling, prompt: int, drafting: SpeculationReport | None) -> d
                 {"draft_len": k, "tau": tau, "break_even_tau": least, "speedup": gain}
                 for k, tau, least, gain in drafting.table
             ],
+            "grid": [
+                {"draft_len": k, "tau": tau, "speedup": gain} for k, cells in drafting.grid for tau, gain in cells
+            ],
         }
     return answer
 
@@ -172,4 +175,9 @@ def _show(result: Ceiling, prompt: int, drafting: SpeculationReport | None) -> N
             for k, tau, least, gain in drafting.table
         ],
         ("K", "τ", "break-even τ", "speed-up"),
+    )
+    table(
+        "speed-up by K and τ, at other acceptances",
+        [(str(k), *(f"{gain:.2f} (τ {tau:.2f})" for tau, gain in cells)) for k, cells in drafting.grid],
+        ("K", *(f"{acceptance:.0%}" for acceptance in ACCEPTANCES)),
     )

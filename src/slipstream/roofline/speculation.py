@@ -83,6 +83,9 @@ class DraftPlan:
         return self.cost * draft_len
 
 
+ACCEPTANCES = (0.4, 0.6, 0.7, 0.8, 0.9)
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
     """What a drafter brings: at its own K, at the best one, and over a table of K (rows) and τ shares."""
@@ -94,6 +97,8 @@ class SpeculationReport:
     best_speedup: float
     table: tuple[tuple[int, float, float, float], ...]
     """(K, τ at the same acceptance, break-even τ, speed-up)."""
+    grid: tuple[tuple[int, tuple[tuple[float, float], ...]], ...]
+    """(K, (τ, speed-up) at each of ACCEPTANCES)."""
 
 
 def report(plan: DraftPlan, verify: Cost, lengths: Sequence[int] = range(1, 17)) -> SpeculationReport:
@@ -105,6 +110,10 @@ def report(plan: DraftPlan, verify: Cost, lengths: Sequence[int] = range(1, 17))
         least = break_even(length, verify, plan.draft, plan.overhead)
         rows.append((length, tau, least, tau / least))
     best = max(rows, key=lambda row: row[3])
+    grid = tuple(
+        (length, tuple((tau_of(a, length), tau_of(a, length) / least) for a in ACCEPTANCES))
+        for length, _, least, _ in rows
+    )
     return SpeculationReport(
         speedup(plan.tau, plan.draft_len, verify, plan.draft, plan.overhead),
         simple_speedup(plan.tau, plan.cost, plan.draft_len),
@@ -112,4 +121,5 @@ def report(plan: DraftPlan, verify: Cost, lengths: Sequence[int] = range(1, 17))
         best[0],
         best[3],
         tuple(rows),
+        grid,
     )
