@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import UsageError
 from slipstream.roofline.speculation import (
+    ACCEPTANCES,
     DraftPlan,
     acceptance_of,
     break_even,
@@ -58,6 +59,10 @@ def test_the_best_length_is_the_best() -> None:
     result = report(plan, lambda rows: 1 + 0.04 * (rows - 1))
     assert result.best_speedup == max(row[3] for row in result.table) >= result.speedup
     assert {k: gain for k, _, _, gain in result.table}[5] == pytest.approx(result.speedup)
+    for length, cells in result.grid:
+        for acceptance, (tau, gain) in zip(ACCEPTANCES, cells, strict=True):
+            assert tau == tau_of(acceptance, length)
+            assert gain == pytest.approx(tau / result.table[length - 1][2])
     costly = report(DraftPlan.parse("tau=3.2,c=0.07,k=5"), lambda rows: float(rows))
     assert costly.best_speedup < 1
     assert costly.best_draft_len == 1

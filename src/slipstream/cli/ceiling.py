@@ -177,7 +177,7 @@ def _show(result: Ceiling, prompt: int, drafting: SpeculationReport | None) -> N
         ("K", "τ", "break-even τ", "speed-up"),
     )
     table(
-        "speed-up by K and τ, at other acceptances",
-        [(str(k), *(f"{gain:.2f} (τ {tau:.2f})" for tau, gain in cells)) for k, cells in drafting.grid],
+        "τ → speed-up by K, at other acceptances",
+        [(str(k), *(f"{tau:.2f} → {gain:.2f}" for tau, gain in cells)) for k, cells in drafting.grid],
         ("K", *(f"{acceptance:.0%}" for acceptance in ACCEPTANCES)),
     )
