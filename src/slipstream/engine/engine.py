@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from slipstream.engine.model import Model
 from slipstream.engine.output import Chunk, FinishReason, OutputState, TokenLogprob
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kvcache import BlockPool, PrefixCache
-from slipstream.program import BLOCK_SLOTS, Namespace, Rows
+from slipstream.program import BLOCK_SLOTS, Namespace, Rows, StepShape
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
 from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
@@ -100,7 +101,8 @@ class Engine:
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
         """What the last step was given; running it again changes nothing."""
         self.pool = BlockPool(model.blocks)
-        self.prefix = PrefixCache(self.pool) if prefix_cache else None
+        price = _block_price(cost, model.cache.bytes_per_token) if cost else None
+        self.prefix = PrefixCache(self.pool, price) if prefix_cache else None
         self.timings: dict[int, Timings] = {}
         self.preemptions = 0
         """Times that a sequence lost its blocks, since the start."""
@@ -347,6 +349,18 @@ class Engine:
         if not request.open:
             request.timings.finished = time.perf_counter()
             del self._requests[sequence.request]
+
+
+def _block_price(cost: CostModel, kv_bytes: int) -> Callable[[int], float]:
+    """Seconds of computing the block at a depth (from 1) again, as part of a prompt."""
+
+    @cache
+    def seconds(depth: int) -> float:
+        start = (depth - 1) * BLOCK_SLOTS
+        context = BLOCK_SLOTS * start + BLOCK_SLOTS * (BLOCK_SLOTS + 1) // 2
+        return cost.seconds(StepShape(BLOCK_SLOTS, 0, (start + BLOCK_SLOTS) * kv_bytes, context))
+
+    return seconds
 
 
 def _logprob(sequence: Sequence, drawn: Drawn, index: int) -> TokenLogprob | None:
