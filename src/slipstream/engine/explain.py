@@ -21,10 +21,10 @@ from slipstream.roofline.accounting import StepRecord
 from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.waterfall import Limits, Part, Waterfall, split
 
-READ_EVERY = 16
+READ_EVERY = 8
 """Steps between two reads of the weights: memory that other tenants share changes from second to second."""
 READS = 2
-REPEATS = 8
+REPEATS = 5
 
 Float64Array = npt.NDArray[np.float64]
 Between = Callable[[Engine, int], None]
