@@ -109,7 +109,7 @@ class EngineClient:
         self._closing = True
         process = self._process
         if process is not None and process.returncode is None:
-            with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+            with contextlib.suppress(SlipstreamError):
                 self._send(Stop())
             try:
                 await asyncio.wait_for(process.wait(), 2.0)
@@ -145,7 +145,7 @@ class EngineClient:
             self.open -= 1
             del self._queues[number]
             if not done:
-                with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+                with contextlib.suppress(SlipstreamError):
                     self._send(Cancel(number))
 
     async def explain(self) -> str:
@@ -162,7 +162,10 @@ class EngineClient:
     def _send(self, message: ToEngine) -> None:
         if self._socket is None or not self._ready.is_set():
             raise EngineDiedError("the engine is being started; try again in a moment")
-        self._socket.send(encode(message), zmq.NOBLOCK)
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # it died a moment ago
+            raise EngineDiedError("the engine ended; it is being started again, try again in a moment") from error
         self._read()  # ZeroMQ may have noticed news meanwhile, and says so only once
 
     def _read(self) -> None:
@@ -245,7 +248,7 @@ class EngineClient:
     async def _ping(self) -> None:
         while True:
             if self._ready.is_set():
-                with contextlib.suppress(SlipstreamError, zmq.ZMQError):
+                with contextlib.suppress(SlipstreamError):
                     self._send(Ping())
             await asyncio.sleep(PING_EVERY)
 
