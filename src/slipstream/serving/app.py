@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from slipstream import __version__
 from slipstream.engine.client import EngineClient, EngineDiedError
@@ -29,6 +29,7 @@ from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
 from slipstream.serving.answers import ChatAnswer, CompletionAnswer, usage_of
 from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
 from slipstream.serving.metrics import Metrics
 from slipstream.text import Tokenizer
@@ -83,8 +84,8 @@ class Api:
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
         ]
-        handlers: Any = {404: _no_route, 405: _no_method}
-        return _Gate(Starlette(routes=routes, exception_handlers=handlers), self.keys)
+        handlers: Any = {404: no_route, 405: no_method}
+        return Gate(Starlette(routes=routes, exception_handlers=handlers), self.keys)
 
     def _guarded(
         self, handler: Callable[[Request, Key], Awaitable[Response]]
@@ -424,39 +425,6 @@ async def _disconnected(request: Request) -> None:
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return
-
-
-class _Gate:
-    """Every route but /health needs a key, if there are any; unknown routes included."""
-
-    def __init__(self, inner: ASGIApp, keys: Keys):
-        self.inner, self.keys = inner, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            try:
-                scope["slipstream.key"] = (
-                    Key("", b"") if scope["path"] == "/health" else self.keys.find(header.decode("latin-1"))
-                )
-            except ApiError as error:
-                await error.response()(scope, receive, send)
-                return
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self.inner(scope, receive, send)
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    return ApiError(404, f"there is no route {request.url.path[:200]}", code="unknown_url").response()
-
-
-async def _no_method(request: Request, error: Exception) -> Response:
-    message = f"{request.method} is not allowed on {request.url.path[:200]}"
-    return ApiError(
-        405, message, code="method_not_allowed", headers=dict(getattr(error, "headers", None) or {})
-    ).response()
 
 
 def _json(value: Any, status: int = 200) -> Response:

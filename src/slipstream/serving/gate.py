@@ -1,0 +1,45 @@
+"""The gate before all routes: who is let in, and what is said about routes that do not exist."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slipstream.serving.errors import ApiError
+from slipstream.serving.keys import Key, Keys
+
+
+class Gate:
+    """Every route but /health needs a key, if there are any; unknown routes included."""
+
+    def __init__(self, inner: ASGIApp, keys: Keys):
+        self.inner, self.keys = inner, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            try:
+                scope["slipstream.key"] = (
+                    Key("", b"") if scope["path"] == "/health" else self.keys.find(header.decode("latin-1"))
+                )
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self.inner(scope, receive, send)
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    """404 in OpenAI's shape."""
+    return ApiError(404, f"there is no route {request.url.path[:200]}", code="unknown_url").response()
+
+
+async def no_method(request: Request, error: Exception) -> Response:
+    """405 in OpenAI's shape."""
+    message = f"{request.method} is not allowed on {request.url.path[:200]}"
+    return ApiError(
+        405, message, code="method_not_allowed", headers=dict(getattr(error, "headers", None) or {})
+    ).response()
