@@ -17,6 +17,7 @@ class Gate:
         self.inner, self.keys = inner, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it here."""
         if scope["type"] == "http":
             header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             try:
