@@ -157,6 +157,7 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
     stolen_[t] = (now() - wall) - (cpu_now() - cpu);
   });
   in_ = nullptr;
+  seconds_.begun = begun;
   seconds_.total = now() - begun;
   seconds_.stolen = *std::max_element(stolen_.begin(), stolen_.end());
 }
@@ -177,6 +178,12 @@ void Executor::sample(const SampleInput& draws, SampleOutput& drawn, int t) {
   for (int i = 0; i < pool_.size(); ++i)
     if (best_index_[i] >= 0 && (winner < 0 || best_[i] > best_[winner])) winner = i;
   drawn.tokens[0] = best_index_[winner];
+}
+
+void Executor::copy_blocks(const int32_t* pairs, int count) {
+  for (int i = 0; i < 2 * count; ++i)
+    if (pairs[i] < 0 || pairs[i] >= arena_blocks_) throw std::runtime_error("copied block " + std::to_string(pairs[i]) + " is outside the cache");
+  for (int i = 0; i < count; ++i) memmove(arena_ + pairs[2 * i + 1] * block_bytes_, arena_ + pairs[2 * i] * block_bytes_, block_bytes_);
 }
 
 size_t Executor::weight_bytes() const {

@@ -21,6 +21,7 @@ constexpr const char* kOpClassNames[kOpClasses] = {"plan", "embed", "norm", "qkv
 struct StepSeconds {
   std::array<double, kOpClasses> by_class{};
   double total = 0, stolen = 0;
+  double begun = 0;  // when it began, by the steady clock
 };
 
 struct Buffer {
@@ -118,7 +119,12 @@ class Executor {
   std::array<double, kOpClasses> class_bytes() const;
   // Make every instruction of a class (or the sampling) take this much longer: how the accounting is tested.
   void set_delay(OpClass c, double seconds) { delays_[(int)c] = seconds; }
-  void set_blocks(int blocks) { blocks_limit_ = blocks; }
+  // The cache that steps read and write: `blocks` of the arena's blocks; copies may also go to `spare` ones after them.
+  void set_cache(uint8_t* arena, size_t block_bytes, int blocks, int spare) {
+    arena_ = arena, block_bytes_ = block_bytes, blocks_limit_ = blocks, arena_blocks_ = blocks + spare;
+  }
+  // Copy whole blocks, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the arena.
+  void copy_blocks(const int32_t* pairs, int count);
   int threads() const { return pool_.size(); }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
@@ -194,7 +200,9 @@ class Executor {
   std::vector<int> best_index_;
   std::unique_ptr<Pool> readers_;            // as many threads as the last read asked for, if not those of the step
   std::vector<int> place_head_;              // [threads] head whose blocks a thread reads
-  int task_heads_ = 0, task_group_ = 0, blocks_limit_ = 0;
+  int task_heads_ = 0, task_group_ = 0, blocks_limit_ = 0, arena_blocks_ = 0;
+  uint8_t* arena_ = nullptr;
+  size_t block_bytes_ = 0;
 };
 
 }  // namespace slip

@@ -13,6 +13,7 @@
 
 #include "executor.hpp"
 #include "pack.hpp"
+#include "runner.hpp"
 
 namespace nb = nanobind;
 using namespace slip;
@@ -160,6 +161,7 @@ class PyExecutor {
   PyExecutor(int threads, int max_rows) : e(threads, max_rows) {}
   Executor e;
   std::vector<nb::object> keep;
+  std::unique_ptr<Runner> runner;  // made when the first step is submitted
 
   const float* hold(const std::optional<Floats>& a) {
     if (!a) return nullptr;
@@ -198,27 +200,72 @@ void check_tokens(const Array<int32_t>& start, const Array<int32_t>& token, int 
   if (!ok) throw std::invalid_argument("adjusted or allowed tokens are outside the vocabulary or out of order");
 }
 
-// `ints` is [5, draws]: top_k, choice, position, stream, logprobs; `floats` is [3, draws]: temperature, top_p, min_p.
-void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Table<int32_t> ints, Table<float> floats,
-                  Array<uint64_t> seed, Array<int32_t> adjust_start, Array<int32_t> adjust_token, Table<float> adjust_value,
-                  Array<int32_t> allowed_start, Array<int32_t> allowed_token, OutTable<int32_t> tokens, OutTable<float> logprobs) {
+// The draws of a step. `ints` is [5, draws]: top_k, choice, position, stream, logprobs; `floats` is [3, draws]:
+// temperature, top_p, min_p; `adjust_value` [2, adjusted]: multiplier, addend.
+struct Draws {
+  Table<int32_t> ints;
+  Table<float> floats;
+  Array<uint64_t> seed;
+  Array<int32_t> adjust_start, adjust_token;
+  Table<float> adjust_value;
+  Array<int32_t> allowed_start, allowed_token;
+  OutTable<int32_t> tokens;
+  OutTable<float> logprobs;
+
+  int count() const { return (int)seed.shape(0); }
+  // Throws std::invalid_argument unless there is one draw for each of `logits` rows, all in order.
+  void check(int logits, int vocabulary) const {
+    const int n = count();
+    if (n != logits || ints.shape(0) != 5 || (int)ints.shape(1) != n || floats.shape(0) != 3 || (int)floats.shape(1) != n ||
+        adjust_value.shape(0) != 2 || adjust_value.shape(1) != adjust_token.shape(0) || (int)tokens.shape(0) != n || (int)logprobs.shape(0) != n ||
+        tokens.shape(1) != logprobs.shape(1) || tokens.shape(1) < 1)
+      throw std::invalid_argument("one draw for every logit row");
+    check_tokens(adjust_start, adjust_token, n, vocabulary);
+    check_tokens(allowed_start, allowed_token, n, vocabulary);
+    for (int r = 0; r < n; ++r)
+      if (ints.data()[4 * n + r] >= (int)tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
+  }
+  SampleInput input() const {
+    const int n = count();
+    const int32_t* i = ints.data();
+    const float *f = floats.data(), *value = adjust_value.data();
+    return {n, f, f + n, f + 2 * n, i, i + n, i + 2 * n, i + 3 * n, i + 4 * n, seed.data(), adjust_start.data(), adjust_token.data(),
+            value, value + adjust_value.shape(1), allowed_start.data(), allowed_token.data()};
+  }
+  SampleOutput output() { return {(int)tokens.shape(1), tokens.data(), logprobs.data()}; }
+};
+
+void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws& draws) {
   StepInput in = step_input(columns, tables, logit_rows);
-  const int n = (int)seed.shape(0), adjusted = (int)adjust_token.shape(0);
-  if (n != in.logits || ints.shape(0) != 5 || (int)ints.shape(1) != n || floats.shape(0) != 3 || (int)floats.shape(1) != n ||
-      adjust_value.shape(0) != 2 || (int)adjust_value.shape(1) != adjusted || (int)tokens.shape(0) != n || (int)logprobs.shape(0) != n ||
-      tokens.shape(1) != logprobs.shape(1) || tokens.shape(1) < 1)
-    throw std::invalid_argument("one draw for every logit row");
-  check_tokens(adjust_start, adjust_token, n, self.e.vocabulary());
-  check_tokens(allowed_start, allowed_token, n, self.e.vocabulary());
-  const int32_t* i = ints.data();
-  const float* f = floats.data();
-  for (int r = 0; r < n; ++r)
-    if (i[4 * n + r] >= (int)tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
-  SampleInput draws{n, f, f + n, f + 2 * n, i, i + n, i + 2 * n, i + 3 * n, i + 4 * n, seed.data(), adjust_start.data(), adjust_token.data(),
-                    adjust_value.data(), adjust_value.data() + adjusted, allowed_start.data(), allowed_token.data()};
-  SampleOutput out{(int)tokens.shape(1), tokens.data(), logprobs.data()};
+  draws.check(in.logits, self.e.vocabulary());
+  SampleInput wanted = draws.input();
+  SampleOutput drawn = draws.output();
   nb::gil_scoped_release release;
-  self.e.step(in, &draws, &out);
+  self.e.step(in, &wanted, &drawn);
+}
+
+// Queue a step; the caller keeps all arrays alive until it is collected.
+void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws* draws, Table<int32_t> copies) {
+  if (columns.shape(0) != 5 || copies.shape(1) != 2) throw std::invalid_argument("rows are five columns, copies two");
+  const int rows = (int)columns.shape(1);
+  int32_t* c = columns.data();
+  Job job{{rows, c, c + rows, c + 2 * rows, c + 3 * rows, c + 4 * rows, tables.data(), (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)},
+          c + rows, draws != nullptr, {}, {1, nullptr, nullptr}, copies.data(), (int)copies.shape(0)};
+  if (draws) {
+    draws->check(job.in.logits, self.e.vocabulary());
+    job.draws = draws->input();
+    job.drawn = draws->output();
+  }
+  if (!self.runner) self.runner = std::make_unique<Runner>(self.e);
+  self.runner->submit(job);
+}
+
+void copy_seconds(const StepSeconds& seconds, Out<double>& out) {
+  if (out.size() != kOpClasses + 3) throw std::invalid_argument("seconds are one number per class, the total, what was stolen, and the beginning");
+  std::copy(seconds.by_class.begin(), seconds.by_class.end(), out.data());
+  out.data()[kOpClasses] = seconds.total;
+  out.data()[kOpClasses + 1] = seconds.stolen;
+  out.data()[kOpClasses + 2] = seconds.begun;
 }
 
 OpClass op_class_of(const std::string& name) {
@@ -278,10 +325,19 @@ NB_MODULE(_native, m) {
       .def(nb::init<int>(), nb::arg("threads"))
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
+  nb::class_<Draws>(m, "Draws")
+      .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>, OutTable<int32_t>, OutTable<float>>(),
+           nb::arg("ints"), nb::arg("floats"), nb::arg("seed"), nb::arg("adjust_start"), nb::arg("adjust_token"), nb::arg("adjust_value"),
+           nb::arg("allowed_start"), nb::arg("allowed_token"), nb::arg("tokens"), nb::arg("logprobs"));
+
   nb::class_<PyExecutor>(m, "Executor")
       .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("max_rows"))
       .def("buffer", [](PyExecutor& s, int width) { return s.e.buffer(width); })
-      .def("set_blocks", [](PyExecutor& s, int blocks) { s.e.set_blocks(blocks); })
+      .def("set_cache", [](PyExecutor& s, Bytes arena, size_t block_bytes, int blocks, int spare) {
+        if (block_bytes * ((size_t)blocks + spare) > arena.size()) throw std::invalid_argument("the arena is smaller than its blocks");
+        s.keep.push_back(nb::cast(arena));
+        s.e.set_cache(arena.data(), block_bytes, blocks, spare);
+      }, nb::arg("arena"), nb::arg("block_bytes"), nb::arg("blocks"), nb::arg("spare"))
       .def("embed", [](PyExecutor& s, int out, const PyMatrix& table, float scale) { s.e.add(EmbedOp{out, s.hold(table), scale}); })
       .def("norm", [](PyExecutor& s, int x, int out, int add_to, Floats w, float eps, int heads) {
         s.e.add(NormOp{x, out, add_to, s.hold(std::optional<Floats>(w)), eps, heads});
@@ -333,11 +389,23 @@ NB_MODULE(_native, m) {
         auto bytes = s.e.class_bytes();
         return std::vector<double>(bytes.begin(), bytes.end());
       })
-      .def("copy_seconds", [](const PyExecutor& s, Out<double> out) {
-        const StepSeconds& seconds = s.e.seconds();
-        if (out.size() != kOpClasses + 2) throw std::invalid_argument("seconds are one number per class, the total and what was stolen");
-        std::copy(seconds.by_class.begin(), seconds.by_class.end(), out.data());
-        out.data()[kOpClasses] = seconds.total;
-        out.data()[kOpClasses + 1] = seconds.stolen;
+      .def("copy_seconds", [](const PyExecutor& s, Out<double> out) { copy_seconds(s.e.seconds(), out); })
+      .def("copy_blocks", [](PyExecutor& s, Table<int32_t> pairs) {
+        if (pairs.shape(1) != 2) throw std::invalid_argument("pairs of blocks");
+        s.e.copy_blocks(pairs.data(), (int)pairs.shape(0));
+      })
+      .def("submit", &submit, nb::arg("columns"), nb::arg("tables"), nb::arg("logit_rows"), nb::arg("draws").none(), nb::arg("copies"))
+      .def("wait", [](PyExecutor& s) {
+        nb::gil_scoped_release release;
+        if (s.runner) s.runner->wait();
+      })
+      .def("collect", [](PyExecutor& s, Out<double> out) {
+        if (!s.runner) throw std::logic_error("no step was submitted");
+        StepSeconds seconds;
+        {
+          nb::gil_scoped_release release;
+          seconds = s.runner->collect();
+        }
+        copy_seconds(seconds, out);
       });
 }

@@ -11,14 +11,16 @@ import pytest
 
 from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.accounts import StepAccounts
-from slipstream.engine.cost import cost_model, decode_step, fit_cost, observe
+from slipstream.engine.cost import cost_model, decode_step, fit_cost
 from slipstream.engine.explain import Load, explain, explain_finished, native_executable
 from slipstream.engine.foresight import foresee
+from slipstream.engine.flight import Flight
 from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepSeconds
 from slipstream.kernels.native import _native
-from slipstream.program import StepShape
+from slipstream.program import Rows, StepShape
 from slipstream.program.op_classes import OP_CLASSES
-from slipstream.program.sampling import SamplingParams
+from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.probe import Figure, Probe
 from slipstream.scheduling import Plan, State, schedule
@@ -47,6 +49,10 @@ def test_seconds_add_up_and_work_is_counted(model: Model) -> None:
     records = list(accounts.records)
     assert len(records) == accounts.totals.steps == 60
     marked = sum(r.seconds + r.outside + r.idle + r.accounting for r in records)
+    ends = [r.begun + r.kernels for r in records]
+    apart = [r.begun + r.kernels - before for before, r in zip(ends, records[1:], strict=False)]
+    each = [r.seconds + r.outside + r.idle + r.accounting for r in records[1:]]
+    assert apart == pytest.approx(each, abs=1e-6), "every second between two steps' ends is somewhere"
     assert 0.5 * wall < marked <= wall
     assert all(r.classes.sum() <= r.kernels for r in records)
     assert all(r.accounting > 0 for r in records[1:])
@@ -75,6 +81,7 @@ class Clock:
 
 
 def test_marks_between_and_inside_steps(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step after the other: everything between two steps' kernels is on the way."""
     clock = Clock()
     monkeypatch.setattr("slipstream.engine.accounts.time.perf_counter", clock)
     accounts = StepAccounts(model, None)
@@ -85,25 +92,57 @@ def test_marks_between_and_inside_steps(model: Model, monkeypatch: pytest.Monkey
             accounts.woken()
         accounts.exclude(exclude)
         clock.now += before
-        accounts.begin()
-        clock.now += 1.0
-        accounts.planned([])
-        clock.now += 2.0
-        accounts.ran()
-        clock.now += 4.0
-        accounts.end(busy)
+        begun = clock.now
+        planned, kernels, ran = begun + 1.0, begun + 1.5, begun + 3.5
+        clock.now = ran + 4.0
+        accounts.end(flight(begun, planned), [], ran, seconds(kernels, 2.0), busy)
 
     step(before=9.0)
     step(before=0.5)
     step(before=0.25, busy=False)
     step(before=0.125, wake=8.0)
     step(before=3.0, exclude=2.5)
-    records = list(accounts.accounting.records)
-    assert [r.outside for r in records] == [0.0, 0.5, 0.25, 0.125, 0.5]
-    assert [r.idle for r in records] == [0.0, 0.0, 0.0, 8.0, 0.0]
-    assert {(r.scheduling, r.output) for r in records} == {(1.0, 4.0)}
-    assert all(r.dispatch + r.kernels == pytest.approx(2.0) for r in records)
+    first, *records = accounts.accounting.records
+    assert (first.idle, first.outside, first.output, first.scheduling) == (0.0, 0.0, 0.0, 1.0)
+    assert [r.outside for r in records] == [0.5, 0.25, 0.125, 0.5]
+    assert [r.idle for r in records] == [0.0, 0.0, 8.0, 0.0]
+    assert {(r.scheduling, r.dispatch, r.output, r.kernels) for r in records} == {(1.0, 0.5, 4.0, 2.0)}
     assert accounts.accounting.totals.idle == 8.0
+    assert accounts.accounting.totals.hidden == 4.0, "what followed the last step is not on anybody's way"
+
+
+def test_marks_of_steps_planned_ahead(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host does while kernels run is hidden; only what makes them wait counts."""
+    clock = Clock()
+    monkeypatch.setattr("slipstream.engine.accounts.time.perf_counter", clock)
+    accounts = StepAccounts(model, None)
+
+    def land(plan: tuple[float, float], kernels: tuple[float, float], output: tuple[float, float]) -> None:
+        clock.now = output[1]
+        begun, ended = kernels
+        accounts.end(flight(*plan), [], output[0], seconds(begun, ended - begun), True)
+
+    # The second step is planned while the first runs; the third's plan is late by one second.
+    land((0.0, 1.0), (1.0, 11.0), (11.5, 13.0))
+    land((2.0, 3.0), (11.0, 21.0), (24.0, 25.0))
+    land((13.0, 22.0), (22.5, 30.0), (30.0, 31.0))
+    first, second, third = accounts.accounting.records
+    assert second.seconds == second.kernels == 10.0
+    assert second.hidden == pytest.approx(1.0 + 1.0)
+    assert (third.scheduling, third.dispatch) == (1.0, 0.5)
+    assert third.outside == third.idle == third.output == 0.0
+    assert first.begun + first.kernels + second.seconds + third.seconds == third.begun + third.kernels
+
+
+def flight(begun: float, planned: float) -> Flight:
+    return Flight([], [], Rows.of([], []), None, begun, planned)
+
+
+def seconds(begun: float, total: float) -> np.ndarray:
+    """A backend's seconds of a step."""
+    values = np.zeros(len(OP_CLASSES) + 3)
+    values[-3:] = total, 0.0, begun
+    return values
 
 
 def test_records_wait_until_they_are_wanted(model: Model) -> None:
@@ -132,19 +171,19 @@ def test_a_delay_is_found_in_its_class(model: Model, op_class: str) -> None:
     """Compared step by step in turns: its class grows by at least what was injected, and by more than any other."""
     executable = native_executable(model)
     rows = decode_step(model, 1, 40)
+    draws = DrawColumns.of([Draw(PARAMS, 0, 0, 41)])
     each = 2e-3
     layers = model.config.layers if op_class in ("qkv", "attention") else 1
     index = OP_CLASSES.index(op_class)
     differences = []
     for _ in range(9):
         executable.executor.set_delay(op_class, 0.0)
-        observe(model, rows)
-        plain = executable.step_seconds()
+        plain = executable.step(rows, draws).seconds
         executable.executor.set_delay(op_class, each)
-        observe(model, rows)
-        differences.append(executable.step_seconds() - plain)
+        delayed = executable.step(rows, draws).seconds
+        differences.append(StepSeconds.of(delayed - plain).classes)
     executable.executor.set_delay(op_class, 0.0)
-    grown = np.median(differences, 0)[:-2]
+    grown = np.median(differences, 0)
     assert grown[index] >= 0.95 * each * layers
     assert int(grown.argmax()) == index
 

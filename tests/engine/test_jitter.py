@@ -61,8 +61,9 @@ class Scenario:
         """Play it; returns how many prompt tokens came from the cache."""
         rng, expected = self.rng, self.expected()
         limits = Limits(rng.choice([5, 17, 64]), rng.choice([1, 2, 100]))
-        model = replace(self.model, blocks=rng.randint(6, 12))
-        engine = Engine(model, rng.choice([None, self.cost]), limits=limits, prefix_cache=rng.random() < 0.8)
+        model = replace(self.model, blocks=rng.randint(6, 12), spare_blocks=rng.choice([0, 3, 12]))
+        cost = rng.choice([None, self.cost, replace(self.cost, copy=0.0)])
+        engine = Engine(model, cost, limits=limits, prefix_cache=rng.random() < 0.8, ahead=rng.random() < 0.7)
         waiting, running, cancelled = list(range(REQUESTS)), {}, set()
         got: dict[int, list[object]] = {}
         while waiting or engine.busy:
@@ -78,6 +79,8 @@ class Scenario:
                 got.setdefault(running[chunk.request], []).append(chunk)
             engine.check()
         assert engine.pool.available == engine.pool.size
+        assert engine.spare.free == engine.spare.size
+        self.preempted, self.saved = engine.preemptions, engine.saved
         for index, wanted in enumerate(expected):
             seen = collect(got.get(index, []))
             for choice, news in wanted.items():

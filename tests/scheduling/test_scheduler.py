@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from slipstream.kvcache import BlockPool
-from slipstream.program import BLOCK_SLOTS
+from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
@@ -18,10 +18,12 @@ from slipstream.scheduling.scheduler import ALONE, LEAST_CHUNK, STRETCH, blocks_
 # 10 ms for a step, 1 ms a row past 8, 2 ms for the head.
 COST = CostModel(Curve((1, 8, 512), (10e-3, 10e-3, 514e-3)), Curve((1, 64), (2e-3, 4e-3)), (0.0, 0.0, 1e-8, 0.0))
 PARAMS = SamplingParams()
+NAMESPACE = Namespace("", "", KVFormat.BF16)
 
 
 def sequence(number: int, prompt: int, **more: object) -> Sequence:
-    return Sequence(number, 0, [1] * prompt, prompt, PARAMS, 0, frozenset(), **more)  # type: ignore[arg-type]
+    limit = more.pop("limit", 1 << 30)
+    return Sequence(number, 0, [1] * prompt, prompt, PARAMS, 0, frozenset(), limit, NAMESPACE, **more)  # type: ignore[arg-type]
 
 
 def running(number: int, prompt: int, pool: BlockPool, computed: int | None = None, **more: object) -> Sequence:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from slipstream.bench.machine import native_only, spread
 from slipstream.engine import Model
 from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepSeconds
 from slipstream.program import BLOCK_SLOTS, Row, Rows, StepShape
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
@@ -65,9 +66,10 @@ def measure(
             times = []
             for _ in range(STEPS_PER_TURN):
                 start = time.perf_counter()
-                executable.step(plans[n], draws[n])
+                output = executable.step(plans[n], draws[n])
                 times.append(time.perf_counter() - start)
-                classes[n].append(executable.step_seconds())
+                assert output.seconds is not None
+                classes[n].append(StepSeconds.of(output.seconds).classes)
             steps[n].append(statistics.median(times))
         turn_reads += [executable.read_weights() for _ in range(READS_PER_TURN)]
         reads.append(statistics.median(turn_reads))

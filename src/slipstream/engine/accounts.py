@@ -9,15 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.engine.flight import Flight, SpanOutcome
 from slipstream.engine.model import Model
+from slipstream.kernels.backend import StepSeconds
 from slipstream.kernels.native import NativeExecutable
 from slipstream.program import Program, SpanShape, StepShape, ops
 from slipstream.program.op_classes import OP_CLASSES, linear_class
 from slipstream.roofline.accounting import Accounting, ClassWork, RowKind, SpanRecord, StepRecord
 from slipstream.roofline.cost import CostModel, Observation, OnlineCost
-from slipstream.scheduling import SpanPlan
 
 _LOGITS, _SAMPLE, _ATTENTION = (OP_CLASSES.index(name) for name in ("logits", "sample", "attention"))
+Float64Array = npt.NDArray[np.float64]
 _NOTHING = np.zeros(len(OP_CLASSES))
 
 
@@ -57,7 +59,7 @@ def observation(record: StepRecord) -> Observation:
     return Observation(record.shape, body, head, attention, host)
 
 
-def parts_of(classes: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+def parts_of(classes: Float64Array) -> tuple[float, float, float]:
     """(body, head and sampling, attention) of seconds by class."""
     head = float(classes[_LOGITS] + classes[_SAMPLE])
     attention = float(classes[_ATTENTION])
@@ -65,9 +67,10 @@ def parts_of(classes: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 class _Marks(NamedTuple):
-    """What is noted while a step runs; everything else waits for `StepAccounts.fold`.
+    """What is noted when a step lands; everything else waits for `StepAccounts.fold`.
 
-    `spans` are (request, first position, rows, prompt length, tokens) each.
+    Planning it took from `begun` to `planned`, dealing with its tokens from `ran` to `ended`, keeping the accounts of
+    the step that landed before `accounting` seconds after that one's end.
     """
 
     begun: float
@@ -78,14 +81,18 @@ class _Marks(NamedTuple):
     excluded: float
     busy: bool
     accounting: float
-    spans: list[tuple[int, int, int, int, int]]
-    seconds: npt.NDArray[np.float64] | None
+    spans: list[SpanOutcome]
+    seconds: Float64Array | None
 
 
-def _span(request: int, start: int, rows: int, prompt: int, tokens: int) -> SpanRecord:
-    draws = int(start + rows == tokens)
-    kind: RowKind = "decode" if rows == 1 and start >= prompt else "prefill"
-    return SpanRecord(request, kind, start, rows, draws, draws)
+def _span(span: SpanOutcome) -> SpanRecord:
+    kind: RowKind = "decode" if span.rows == 1 and span.start >= span.prompt_length else "prefill"
+    return SpanRecord(span.request, kind, span.start, span.rows, int(span.draws), int(span.wanted))
+
+
+def _overlap(begun: float, ended: float, low: float, high: float) -> float:
+    """Seconds of [begun, ended] within [low, high]."""
+    return max(0.0, min(ended, high) - max(begun, low))
 
 
 class StepAccounts:
@@ -101,11 +108,12 @@ class StepAccounts:
         self._model, self._accounting = model, accounting_of(model)
         self._cost = OnlineCost(cost) if cost else None
         self._pending: list[_Marks] = []
-        self._ended: float | None = None
-        self._was_busy = False
+        self._before: tuple[_Marks, float] | None = None
+        self._output_before = (0.0, 0.0)
         self._woken: float | None = None
-        self._begun = self._planned = self._ran = self._excluded = self._own = 0.0
-        self._spans: list[tuple[int, int, int, int, int]] = []
+        self._excluded = self._own = 0.0
+        self.landed = 0.0
+        """When the last step's outcome was there."""
 
     @property
     def accounting(self) -> Accounting:
@@ -124,19 +132,6 @@ class StepAccounts:
         """What steps cost, as of the last fold: what the planner works with."""
         return self._cost.model if self._cost else None
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._begun = time.perf_counter()
-
-    def planned(self, spans: list[SpanPlan]) -> None:
-        """Its rows are ready."""
-        self._spans = [(s.request, s.computed, rows, s.prompt_length, len(s.tokens)) for s, rows in spans]
-        self._planned = time.perf_counter()
-
-    def ran(self) -> None:
-        """The kernels are done."""
-        self._ran = time.perf_counter()
-
     def woken(self) -> None:
         """A request came while there was none."""
         self._woken = time.perf_counter()
@@ -145,13 +140,12 @@ class StepAccounts:
         """So much of the time until the next step is nobody's."""
         self._excluded += seconds
 
-    def end(self, busy: bool) -> None:
-        """The step is over; `busy` says whether any request is still open."""
+    def end(self, flight: Flight, spans: list[SpanOutcome], ran: float, seconds: Float64Array | None, busy: bool) -> None:
+        """A step has landed: its outcome was there at `ran`; `busy` says whether any request is still open."""
         ended = time.perf_counter()
-        seconds = self._model.executable.step_seconds()
-        marks = (self._begun, self._planned, self._ran, ended, self._woken, self._excluded, busy, self._own)
-        self._pending.append(_Marks(*marks, self._spans, seconds))
-        self._woken, self._excluded = None, 0.0
+        marks = (flight.begun, flight.planned, ran, ended, self._woken, self._excluded, busy, self._own, spans, seconds)
+        self._pending.append(_Marks(*marks))
+        self.landed, self._woken, self._excluded = ran, None, 0.0
         if len(self._pending) >= self.FOLD:
             self.fold()
         self._own = time.perf_counter() - ended
@@ -166,29 +160,46 @@ class StepAccounts:
                 self._cost.observe(observation(record))
 
     def _record(self, marks: _Marks) -> StepRecord:
-        call = marks.ran - marks.planned
-        classes, kernels, stolen = _NOTHING, call, 0.0
+        """Split the time from the end of the step before to the end of this one; what overlaps with it costs nothing."""
+        taken = StepSeconds(_NOTHING, marks.ran - marks.planned, 0.0, marks.planned)
         if marks.seconds is not None:
-            classes, kernels, stolen = marks.seconds[:-2], float(marks.seconds[-2]), float(marks.seconds[-1])
-        idle = outside = accounting = 0.0
-        if self._ended is not None:
-            accounting = marks.accounting
-            free = self._ended + accounting
-            since = max(marks.woken, free) if not self._was_busy and marks.woken is not None else free
-            idle, outside = since - free, marks.begun - since - marks.excluded
-        self._ended, self._was_busy = marks.ended, marks.busy
-        spans = tuple(_span(*span) for span in marks.spans)
-        return StepRecord(
-            marks.begun,
-            idle,
-            outside,
-            marks.planned - marks.begun,
-            call - kernels,
-            marks.ended - marks.ran,
-            kernels,
-            classes,
-            max(stolen, 0.0),
-            StepShape.of_spans((SpanShape(s.start, s.rows, s.logit_rows) for s in spans), self._model.cache),
-            spans,
-            accounting,
+            taken = StepSeconds.of(marks.seconds)
+        shape = StepShape.of_spans(
+            (SpanShape(s.start, s.rows, int(s.draws)) for s in marks.spans), self._model.cache
         )
+        host = (marks.planned - marks.begun) + (marks.ended - marks.ran)
+        last, self._before = self._before, (marks, taken.begun + taken.total)
+        waits = _Waits(scheduling=marks.planned - marks.begun, dispatch=max(taken.begun - marks.planned, 0.0))
+        if last is not None:
+            waits = self._waits(marks, taken.begun, *last)
+        return StepRecord(
+            taken.begun, waits.idle, waits.outside, waits.scheduling, waits.dispatch, waits.output, taken.total,
+            taken.classes, max(taken.stolen, 0.0), shape, tuple(_span(s) for s in marks.spans), waits.accounting,
+            max(host - waits.scheduling - waits.output, 0.0),
+        )  # fmt: skip
+
+    def _waits(self, marks: _Marks, kernels: float, before: _Marks, low: float) -> _Waits:
+        """Where the time between two steps' kernels went: from `low` to `kernels`."""
+        free = before.ended + marks.accounting
+        scheduling = _overlap(marks.begun, marks.planned, low, kernels)
+        output = _overlap(before.ran, before.ended, low, kernels) + _overlap(*self._output_before, low, kernels)
+        self._output_before = before.ran, before.ended
+        accounting = _overlap(before.ended, free, low, kernels)
+        dispatch = _overlap(marks.planned, kernels, low, kernels)
+        dispatch += _overlap(low, min(before.ran, marks.begun), low, kernels)
+        rest = max(kernels - low - scheduling - output - accounting - dispatch, 0.0)
+        idle = 0.0
+        if not before.busy and marks.woken is not None:
+            idle = min(_overlap(free, marks.woken, low, kernels), rest)
+        return _Waits(idle, max(rest - idle - marks.excluded, 0.0), scheduling, dispatch, output, accounting)
+
+
+class _Waits(NamedTuple):
+    """Seconds between two steps' kernels, by what they went to."""
+
+    idle: float = 0.0
+    outside: float = 0.0
+    scheduling: float = 0.0
+    dispatch: float = 0.0
+    output: float = 0.0
+    accounting: float = 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from slipstream.engine.engine import Terms
+from slipstream.engine.request import Terms
 from slipstream.engine.messages import (
     Cancel,
     EngineInfo,

@@ -16,6 +16,7 @@ import numpy as np
 from slipstream.engine.accounts import parts_of
 from slipstream.engine.model import Model
 from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepSeconds
 from slipstream.kernels.native import NativeExecutable
 from slipstream.paths import cache_folder
 from slipstream.program import BLOCK_SLOTS, Row, Rows, StepShape
@@ -25,7 +26,7 @@ from slipstream.roofline.probe import processor_name
 
 log = logging.getLogger(__name__)
 
-COST_VERSION = 1
+COST_VERSION = 2
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 MOST_DECODES = 32
 """Rows that each come from a sequence of their own; more are probed as chunks of one prompt."""
@@ -34,6 +35,8 @@ LONG_STEP = 0.25
 BUDGET = 3.0
 """Seconds after which no further turn over the steps begins; the first turn is always run."""
 MOST_TURNS = 7
+COPIED = 32
+"""Blocks that are copied to see how long that takes."""
 
 Progress = Callable[[int, int], None]
 
@@ -63,14 +66,12 @@ def chunk_step(model: Model, count: int, context: int) -> Rows:
 
 def observe(model: Model, rows: Rows) -> Observation:
     """Run a step and take its parts."""
-    executable = model.executable
     draws = DrawColumns.of([Draw(SamplingParams(temperature=0.7), i, 0, 1) for i in range(len(rows.logit_rows))])
     begun = time.perf_counter()
-    executable.step(rows, draws)
+    seconds = model.executable.step(rows, draws).seconds
     wall = time.perf_counter() - begun
-    seconds = executable.step_seconds()
     assert seconds is not None
-    body, head, attention = parts_of(seconds[:-2])
+    body, head, attention = parts_of(StepSeconds.of(seconds).classes)
     return Observation(StepShape.of(rows, model.cache), body, head, attention, max(wall - body - head - attention, 0.0))
 
 
@@ -114,7 +115,21 @@ def fit_cost(model: Model, progress: Progress | None = None) -> CostModel:
                 too_long = len(rows)
             if progress:
                 progress(round(100 * min(time.perf_counter() - begun, BUDGET)), round(100 * BUDGET))
-    return fit(observations)
+    return fit(observations, _copy_seconds(model))
+
+
+def _copy_seconds(model: Model) -> float:
+    """Seconds of copying a byte of the cache to another block."""
+    count = min(COPIED, model.blocks // 2)
+    if not count:
+        return 0.0
+    pairs = np.array([[i, model.blocks - count + i] for i in range(count)], np.int32)
+    seconds = []
+    for _ in range(MOST_TURNS):
+        begun = time.perf_counter()
+        model.executable.copy_blocks(pairs)
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds)) / (count * model.cache.bytes_per_block)
 
 
 def _file(model: Model) -> Path:
@@ -162,6 +177,7 @@ def _load(path: Path) -> CostModel | None:
     try:
         values = json.loads(path.read_text())
         fixed, row, pair, byte = (float(value) for value in values["attention"])
-        return CostModel(curve(values["body"]), curve(values["head"]), (fixed, row, pair, byte), float(values["host"]))
+        body, head, host, copy = curve(values["body"]), curve(values["head"]), values["host"], values["copy"]
+        return CostModel(body, head, (fixed, row, pair, byte), float(host), copy=float(copy))
     except (OSError, ValueError, KeyError, TypeError):
         return None

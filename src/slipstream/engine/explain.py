@@ -14,6 +14,7 @@ import numpy.typing as npt
 from slipstream.engine.engine import Engine
 from slipstream.engine.model import Model
 from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepSeconds
 from slipstream.kernels.native import NativeExecutable, _native
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import SamplingParams
@@ -65,6 +66,7 @@ class _Reader:
         self.seconds = 0.0
 
     def read(self, engine: Engine) -> None:
+        engine.settle()
         begun = time.perf_counter()
         if self.twin is not None and engine.last_step is not None:
             own, all_cores = (self._repeat(e, engine) for e in (self.executable, self.twin))
@@ -81,8 +83,9 @@ class _Reader:
         assert engine.last_step is not None
         seconds = []
         for _ in range(1 + REPEATS):
-            executable.step(*engine.last_step)
-            seconds.append(executable.step_seconds()[:-2])
+            taken = executable.step(*engine.last_step).seconds
+            assert taken is not None
+            seconds.append(StepSeconds.of(taken).classes)
         return np.median(seconds[1:], 0)
 
     def limits(self) -> Limits:
@@ -190,9 +193,11 @@ def explain_finished(engine: Engine, number: int) -> Waterfall | None:
     if cost is None or timings.first_token is None or timings.finished is None:
         return None
     begun, finished = timings.first_token, timings.finished
-    records = [r for r in engine.accounting.records if begun <= r.begun <= finished]
-    if sum(span.request == number for record in records for span in record.spans) < 8:
+    records = list(engine.accounting.records)
+    mine = [i for i, r in enumerate(records) if any(s.request == number and s.tokens for s in r.spans)]
+    if len(mine) < 9 or mine[-1] - mine[0] < timings.generated - 1:
         return None
+    records = records[mine[0] + 1 : mine[-1] + 1]
     reader.read(engine)
     return split(records, number, finished - begun, reader.limits(), cost, engine.model.cache, OP_CLASSES)
 
@@ -221,7 +226,7 @@ def explain_traffic(engine: Engine) -> dict[str, Any] | None:
     for number in chosen:
         mine = [i for i, r in enumerate(records) if any(s.request == number and s.kind != "prefill" for s in r.spans)]
         lived = records[mine[0] : mine[-1] + 1]
-        wall = lived[-1].begun + lived[-1].seconds - lived[0].begun
+        wall = lived[-1].begun + lived[-1].kernels - lived[0].begun + lived[0].seconds - lived[0].kernels
         waterfall = split(lived, number, wall, reader.limits(), cost, engine.model.cache, OP_CLASSES)
         total += waterfall.tokens
         seconds += wall

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slipstream.engine.engine import Terms
+from slipstream.engine.request import Terms
 from slipstream.engine.output import Chunk
 from slipstream.program.sampling import SamplingParams
 

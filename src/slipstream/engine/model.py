@@ -29,8 +29,10 @@ DEFAULT_MAX_LEN = 4096
 DEFAULT_SEQUENCES = 4
 """Sequences of full length that the cache holds unless told otherwise."""
 
-CACHE_SHARE, MOST_SEQUENCES = 0.4, 64
-"""Share of the memory beyond the weights that a server's cache takes by itself, and full sequences it stops at."""
+CACHE_SHARE, SPARE_SHARE, MOST_SEQUENCES = 0.4, 0.1, 64
+"""Shares of the memory beyond the weights that a server's cache takes by itself, and what is moved out of it; and the
+full sequences that both stop at.
+"""
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, done, total)."""
@@ -50,6 +52,8 @@ class LoadOptions:
     """Sequences of full length that the cache holds; 0: as many as a share of memory does."""
     cache_bytes: int | None = None
     """Bytes of the cache, in place of `sequences`."""
+    spare_bytes: int = 0
+    """Bytes beside the cache for what is moved out of it; -1: a share of memory."""
     pack_cache: bool = True
     taps: tuple[int, ...] = ()
 
@@ -68,11 +72,18 @@ class Model:
     max_rows: int
     file_bytes: int
     eos: frozenset[int] = field(default_factory=frozenset)
+    spare_blocks: int = 0
+    """Blocks after the cache's own, for sequences that are moved out of it."""
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of the whole cache."""
         return self.blocks * self.cache.bytes_per_block
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes for what is moved out of the cache."""
+        return self.spare_blocks * self.cache.bytes_per_block
 
     @property
     def namespace(self) -> Namespace:
@@ -105,10 +116,11 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
     kv_format = KVFormat.F32 if options.backend != "native" else options.kv_format
     program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
     blocks = cache_blocks(options, max_len, program.cache.bytes_per_block, checkpoint.nbytes)
+    spare = spare_blocks(options, blocks, program.cache.bytes_per_block, checkpoint.nbytes)
     weights = ModelWeights(config, checkpoint)
     # Reading packed weights leaves the interpreter free for the tokenizer.
     with ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(_backend(options, checkpoint, progress).compile, program, weights, blocks)
+        compiling = pool.submit(_backend(options, checkpoint, progress).compile, program, weights, blocks, spare)
         tokenizer = load_tokenizer(checkpoint)
         executable = compiling.result()
     return Model(
@@ -122,6 +134,7 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
         options.max_rows,
         sum(file.stat().st_size for file in checkpoint.files),
         tokenizer.eos,
+        spare,
     )
 
 
@@ -139,6 +152,14 @@ def cache_blocks(options: LoadOptions, max_len: int, block_bytes: int, weight_by
             f"{room / 1e9:.2f}; shorten --max-model-len, or take --kv-cache-dtype int8"
         )
     return room // block_bytes
+
+
+def spare_blocks(options: LoadOptions, blocks: int, block_bytes: int, weight_bytes: int) -> int:
+    """Blocks beside the cache for what is moved out of it; by itself never more than the cache has."""
+    if options.spare_bytes >= 0:
+        return options.spare_bytes // block_bytes
+    room = int(SPARE_SHARE * max(usable_memory() - weight_bytes - blocks * block_bytes, 0))
+    return min(room // block_bytes, blocks)
 
 
 def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None) -> Backend:

@@ -37,7 +37,6 @@ class OutputState:
 
     sequence: Sequence
     tokenizer: Tokenizer
-    max_len: int
     detokenizer: Detokenizer = field(init=False)
     stops: StopStrings = field(init=False)
 
@@ -61,8 +60,7 @@ class OutputState:
         text, stop = self.stops.add(self.detokenizer.add(token))
         if stop is not None and enough:
             return chunk(text, "stop", stop)
-        limit = params.max_tokens is not None and sequence.generated >= params.max_tokens
-        if limit or len(sequence.tokens) >= self.max_len:
+        if len(sequence.tokens) >= sequence.limit:
             rest, stop = self.stops.add(self.detokenizer.finish())
             text += rest if stop is not None else rest + self.stops.finish()
             return chunk(text, "length" if stop is None else "stop", stop)

@@ -14,7 +14,7 @@ import zmq
 
 from slipstream.engine.ceiling import measure_ceiling
 from slipstream.engine.cost import cost_model
-from slipstream.engine.engine import Engine, Timings
+from slipstream.engine.engine import Engine
 from slipstream.engine.explain import explain_traffic
 from slipstream.engine.messages import (
     Cancel,
@@ -36,6 +36,7 @@ from slipstream.engine.messages import (
     encode,
 )
 from slipstream.engine.model import LoadOptions, Model, load_model
+from slipstream.engine.request import Timings
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +14,41 @@ from slipstream.program import Program, Rows
 from slipstream.program.sampling import DrawColumns, Drawn
 
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
+
+
+class StepSeconds(NamedTuple):
+    """A step's seconds: `classes` of each class of work (OP_CLASSES), all of them, how many of those a thread could
+    not run, and when it began by time.perf_counter.
+    """
+
+    classes: Float64Array
+    total: float
+    stolen: float
+    begun: float
+
+    @classmethod
+    def of(cls, values: Float64Array) -> StepSeconds:
+        """From the classes' seconds followed by the other three."""
+        total, stolen, begun = values[-3:].tolist()
+        return cls(values[:-3], total, stolen, begun)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step hands back. `logits` [logit rows, vocabulary] only if they were asked for."""
+    """What a step hands back. `logits` [logit rows, vocabulary] only if they were asked for.
+
+    `seconds` is what `StepSeconds.of` takes apart; None from a backend that keeps no accounts.
+    """
 
     drawn: Drawn | None = None
     logits: Float32Array | None = None
     taps: Mapping[str, Float32Array] = field(default_factory=dict)
+    seconds: Float64Array | None = None
 
 
 class Executable(Protocol):
-    """A compiled program with its weights and its cache."""
+    """A compiled program with its weights and its cache. Steps that are submitted run in order, one after the other."""
 
     @property
     def numerics(self) -> str:
@@ -37,13 +59,19 @@ class Executable(Protocol):
         """Bytes of weights that a one-row step reads."""
 
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
-        """Compute the rows, writing their keys and values; draw a token for every logit row."""
+        """Compute the rows, writing their keys and values; draw a token for every logit row. Nothing else may run."""
 
-    def step_seconds(self) -> npt.NDArray[np.float64] | None:
-        """Of the last step: seconds by class (OP_CLASSES), the total, what was stolen; None: not accounted for."""
+    def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
+        """Queue a step. Rows may hold tokens that the one before it draws (see `sampled`); they are filled in."""
+
+    def wait(self) -> None:
+        """Until all submitted steps have run."""
+
+    def collect(self) -> StepOutput:
+        """The outcome of the oldest submitted step that was not collected, as soon as it is there."""
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
-        """Copy cache blocks, pairs [n, 2] of (from, to)."""
+        """Copy blocks, pairs [n, 2] of (from, to) in order, between the steps submitted so far and those to come."""
 
 
 class Backend(Protocol):
@@ -51,5 +79,5 @@ class Backend(Protocol):
 
     name: str
 
-    def compile(self, program: Program, weights: WeightSource, blocks: int) -> Executable:
-        """Load the weights and set up a cache of `blocks` blocks."""
+    def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> Executable:
+        """Load the weights and set up a cache of `blocks` blocks, and `spare` ones after them for copies only."""

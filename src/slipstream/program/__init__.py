@@ -11,13 +11,12 @@ from slipstream.program.cache import (
 )
 from slipstream.program.formats import TENSOR_TYPES, TensorType
 from slipstream.program.program import Program, Recorder, ShardPlan, WeightUse
-from slipstream.program.rows import NO_PARENT, SAMPLED, Row, Rows
+from slipstream.program.rows import NO_PARENT, Row, Rows, sampled
 from slipstream.program.shape import SpanShape, StepShape
 
 __all__ = [
     "BLOCK_SLOTS",
     "NO_PARENT",
-    "SAMPLED",
     "TENSOR_TYPES",
     "CacheGroup",
     "CacheSpec",
@@ -34,4 +33,5 @@ __all__ = [
     "TensorType",
     "WeightUse",
     "ops",
+    "sampled",
 ]

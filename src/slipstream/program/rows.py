@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 
-SAMPLED = -1
-"""A row's token when it is the one its sequence sampled in the last step."""
-
 NO_PARENT = -1
 """A row's parent when its predecessor is already in the cache (or it is at position 0)."""
+
+
+def sampled(draw: int) -> int:
+    """What a row's token is before it is known: the one that draw `draw` of the last step comes to."""
+    return -1 - draw
 
 
 class Row(NamedTuple):
@@ -108,6 +110,14 @@ class Rows:
         )
         result.check()
         return result
+
+    def resolve(self, drawn: Int32Array | Sequence[int]) -> None:
+        """Fill in the tokens that the last step drew. Raises ValueError for a draw that it did not make."""
+        for index in np.flatnonzero(self.token < 0):
+            draw = -1 - int(self.token[index])
+            if draw >= len(drawn):
+                raise ValueError("a row waits for a token that the last step did not draw")
+            self.token[index] = drawn[draw]
 
     def check(self) -> None:
         """Raise ValueError if a span is split, a parent is wrong, or a slot is written twice."""

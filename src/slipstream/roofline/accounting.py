@@ -34,12 +34,13 @@ class SpanRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One step. Seconds: `outside` since the last step while a request was open, `idle` while none was.
+    """One step, from the end of the kernels of the step before; `begun` is when its own began.
 
-    `scheduling` is planning and building the rows, `dispatch` the way into the kernels and back, `output` what
-    follows them (stop conditions, text). `classes` [classes] are the kernels' seconds by class and `kernels` all of
-    them; `stolen` is how long a thread of them could not run; `accounting` is what keeping these accounts took after
-    the step before.
+    Seconds between the two: `idle` while no request was open, `outside` while one was and nothing below happened;
+    `scheduling` is planning and building the rows, `dispatch` the way into the kernels and back, `output` what became
+    of the tokens of the step before (stop conditions, text), `accounting` keeping these accounts. What of this was
+    done while kernels ran is `hidden`, and not part of the others. `classes` [classes] are the kernels' seconds by
+    class and `kernels` all of them; `stolen` is how long a thread of them could not run.
     """
 
     begun: float
@@ -54,10 +55,11 @@ class StepRecord(NamedTuple):
     shape: StepShape
     spans: tuple[SpanRecord, ...]
     accounting: float = 0.0
+    hidden: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """The step's wall time, the wait before it left out."""
+        """The step's wall time, waiting for requests and for the caller left out."""
         return self.scheduling + self.dispatch + self.kernels + self.output
 
 
@@ -73,6 +75,7 @@ class Totals:
     dispatch: float = 0.0
     output: float = 0.0
     accounting: float = 0.0
+    hidden: float = 0.0
     stolen: float = 0.0
     rows: Counter[str] = field(default_factory=Counter)
     logit_rows: int = 0
@@ -114,6 +117,7 @@ class Accounting:
         totals.dispatch += record.dispatch
         totals.output += record.output
         totals.accounting += record.accounting
+        totals.hidden += record.hidden
         totals.stolen += record.stolen
         totals.logit_rows += shape.logit_rows
         totals.kv_bytes += shape.kv_bytes

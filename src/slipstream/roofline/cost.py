@@ -66,7 +66,8 @@ class Curve:
 class CostModel:
     """An immutable snapshot. `attention` are seconds of a step, a row, a row × token of context, a byte of cache.
 
-    `pace` is how much slower the machine is now than when the rest was fitted.
+    `pace` is how much slower the machine is now than when the rest was fitted, `copy` seconds of copying a byte of
+    the cache from one block to another.
     """
 
     body: Curve
@@ -74,6 +75,7 @@ class CostModel:
     attention: tuple[float, float, float, float]
     host: float = 0.0
     pace: float = 1.0
+    copy: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
@@ -132,14 +134,14 @@ class Observation:
         return self.body + self.head + self.attention + self.host
 
 
-def fit(observations: Sequence[Observation]) -> CostModel:
+def fit(observations: Sequence[Observation], copy: float = 0.0) -> CostModel:
     """The model of some probing steps; counts that were probed become knots. Medians, so that noise counts little."""
     if not observations:
         raise ValueError("a cost model needs steps to be fitted to")
     body = _curve([(o.shape.rows, o.body) for o in observations])
     head = _curve([(o.shape.logit_rows, o.head) for o in observations if o.shape.logit_rows])
     host = float(np.median([o.host for o in observations]))
-    return CostModel(body, head, _attention(observations), host)
+    return CostModel(body, head, _attention(observations), host, copy=copy)
 
 
 def _curve(points: Sequence[tuple[int, float]]) -> Curve:

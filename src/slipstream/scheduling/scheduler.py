@@ -46,7 +46,7 @@ class State:
 
     `sequences` are in order of arrival; `served` are the rows each tenant has had; `cost` prices steps, and without it
     only `limits.max_rows` bounds them. `kv_bytes` are those of a token in the cache; `peek` looks up how many tokens of
-    a sequence that holds no blocks the prefix cache knows.
+    a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache.
     """
 
     now: float
@@ -57,20 +57,28 @@ class State:
     cost: CostModel | None = None
     kv_bytes: int = 0
     peek: Callable[[Sequence], int] = lambda sequence: 0
+    spare: int = 0
 
 
 class SpanPlan(NamedTuple):
-    """`rows` tokens of a sequence, from its first one that is neither computed nor in the prefix cache."""
+    """`rows` tokens of a sequence, from its first one that is neither computed nor in the prefix cache.
+
+    One that was moved out of the cache is moved back before.
+    """
 
     sequence: Sequence
     rows: int
 
 
 class Plan(NamedTuple):
-    """A step's spans, the sequences that lose their blocks for it, those that can never fit, and those too late."""
+    """A step's spans, the sequences that lose their blocks for it, those that can never fit, and those too late.
+
+    Of the preempted, those in `saved` are moved out of the cache, the others computed again.
+    """
 
     spans: list[SpanPlan]
     preempted: list[Sequence]
+    saved: list[Sequence]
     too_large: list[Sequence]
     expired: list[Sequence]
 
@@ -91,6 +99,8 @@ class _Planner:
         self.available = state.pool.available
         self.spans: list[SpanPlan] = []
         self.preempted: list[Sequence] = []
+        self.saved: list[Sequence] = []
+        self.spare = state.spare
         self.too_large: list[Sequence] = []
         self.planned: set[int] = set()
         self.starts: dict[int, int] = {}
@@ -99,7 +109,11 @@ class _Planner:
     def plan(self) -> Plan:
         state = self.state
         expired = [s for s in state.sequences if s.deadline <= state.now]
-        ready = [s for s in state.sequences if s.waits_for is None and s.missing and s.deadline > state.now]
+        ready = [
+            s
+            for s in state.sequences
+            if s.waits_for is None and s.missing and s.may_go_on and s.deadline > state.now
+        ]
         if len(ready) > 1:
             decodes = sorted((s for s in ready if s.blocks and s.missing == 1), key=self._urgency)
             prompts = sorted((s for s in ready if not s.blocks or s.missing > 1), key=self._order)
@@ -113,11 +127,11 @@ class _Planner:
                 self._add(sequence, 1)
         if prompts:
             self._add_prompts(prompts, ready)
-        return Plan(self.spans, self.preempted, self.too_large, expired)
+        return Plan(self.spans, self.preempted, self.saved, self.too_large, expired)
 
     def _start(self, sequence: Sequence) -> int:
         """The first token that has to be computed."""
-        if sequence.blocks:
+        if sequence.blocks or sequence.saved:
             return sequence.computed
         if id(sequence) not in self.starts:
             self.starts[id(sequence)] = self.state.peek(sequence)
@@ -139,7 +153,7 @@ class _Planner:
         self.spans.append(SpanPlan(sequence, rows))
         self.planned.add(id(sequence))
         self.rows += rows
-        self.logit_rows += end == len(sequence.tokens)
+        self.logit_rows += end == sequence.length
         self.context += (end * (end + 1) - start * (start + 1)) // 2
         self.kv_tokens += end
 
@@ -151,6 +165,8 @@ class _Planner:
         if -(-(sequence.computed + 1) // BLOCK_SLOTS) > self.state.pool.size:
             self.too_large.append(sequence)
             return False
+        if self.available < needed and any(s.blocks and not s.may_go_on for s in self.state.sequences):
+            return False  # one that is about to end gives its blocks back: wait for that
         while self.available < needed:
             victims = [s for s in ready if s.blocks and id(s) not in self.planned and s not in self.preempted]
             victim = max(victims, key=self._urgency)
@@ -162,6 +178,18 @@ class _Planner:
     def _preempt(self, victim: Sequence) -> None:
         self.preempted.append(victim)
         self.available += self.state.pool.releasable(victim.blocks)
+        if len(victim.blocks) <= self.spare and self._saving_pays(victim):
+            self.saved.append(victim)
+            self.spare -= len(victim.blocks)
+
+    def _saving_pays(self, victim: Sequence) -> bool:
+        """Whether moving what a sequence has in the cache out and back takes less time than computing it again."""
+        cost, tokens = self.state.cost, victim.computed
+        if cost is None:
+            return False
+        moved = 2 * len(victim.blocks) * BLOCK_SLOTS * self.state.kv_bytes
+        again = StepShape(tokens, 0, tokens * self.state.kv_bytes, tokens * (tokens + 1) // 2)
+        return cost.copy * moved < cost.seconds(again)
 
     def _add_prompts(self, prompts: list[Sequence], ready: list[Sequence]) -> None:
         limits = self.state.limits
@@ -175,10 +203,10 @@ class _Planner:
                 continue
             if not sequence.blocks and (self.preempted or running >= limits.max_sequences):
                 return
-            if -(-len(sequence.tokens) // BLOCK_SLOTS) > self.state.pool.size:
+            if -(-sequence.length // BLOCK_SLOTS) > self.state.pool.size:
                 self.too_large.append(sequence)
                 continue
-            rows = min(len(sequence.tokens) - self._start(sequence), left)
+            rows = min(sequence.length - self._start(sequence), left)
             if limit is not None:
                 rows = min(rows, self._affordable(sequence, rows, limit))
             if rows <= 0:
@@ -190,7 +218,7 @@ class _Planner:
             else:
                 # Admitted only with room for all of it, and for a block more of everyone who runs.
                 spare = running if self.spans else 0
-                if blocks_needed(sequence, len(sequence.tokens)) + spare > self.available:
+                if blocks_needed(sequence, sequence.length) + spare > self.available:
                     return
                 running += 1
             self._add(sequence, rows)
@@ -214,7 +242,7 @@ class _Planner:
             end = start + rows
             context += (end * (end + 1) - start * (start + 1)) // 2
             tokens += end
-            logits += end == len(sequence.tokens)
+            logits += end == sequence.length
         return StepShape(self.rows + rows, logits, tokens * self.state.kv_bytes, context)
 
     def _step_seconds(self, prompts: list[Sequence]) -> float | None:

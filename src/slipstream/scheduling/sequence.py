@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slipstream.kvcache import Node
-from slipstream.program import BLOCK_SLOTS
+from slipstream.program import BLOCK_SLOTS, Namespace, sampled
 from slipstream.program.sampling import Draw, SamplingParams
 
 
@@ -16,8 +16,11 @@ class Sequence:
     """Tokens so far, how many of them are in the cache, and the blocks they lie in.
 
     The one rule: computed tokens catch up with tokens. A prompt chunk, a decode and a recomputation
-    after preemption are the same thing. `tenant` is whose request it is; a lower `priority` goes first;
+    after preemption are the same thing. Steps that are under way count as computed; of the tokens they draw
+    `unknown` are not known yet, and the last of those is draw `draw_index` of its step.
+    `tenant` is whose request it is; a lower `priority` goes first; `limit` is how many tokens it ends at;
     `cached` tokens of the prompt came from the prefix cache, in which `node` is where the sequence stands.
+    A sequence that was moved out of the cache has its `computed` tokens in the spare blocks `saved`.
     """
 
     request: int
@@ -27,8 +30,14 @@ class Sequence:
     params: SamplingParams
     seed: int
     eos: frozenset[int]
+    limit: int
+    namespace: Namespace
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    unknown: int = 0
+    draw_index: int = 0
+    saved: list[int] = field(default_factory=list)
+    ended: bool = False
     waits_for: Sequence | None = None
     counts: Counter[int] = field(default_factory=Counter)
     tenant: str = ""
@@ -41,13 +50,32 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens drawn so far, and known."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def length(self) -> int:
+        """Tokens, the unknown ones included."""
+        return len(self.tokens) + self.unknown
 
     @property
     def missing(self) -> int:
         """Tokens not yet computed."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether there will be another token once those under way are known."""
+        return not self.unknown or self.length < self.limit
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the next token cannot be drawn before the last one is known."""
+        return self.params.has_penalties
+
+    def token(self, position: int) -> int:
+        """The token at a position, or what stands for one that is unknown."""
+        return self.tokens[position] if position < len(self.tokens) else sampled(self.draw_index)
 
     def slot(self, position: int) -> int:
         """Cache slot of a position."""
@@ -60,11 +88,11 @@ class Sequence:
 
     def draw(self) -> Draw:
         """How the token after the last one is drawn."""
-        return Draw(self.params, self.seed, self.choice, len(self.tokens), adjust=self._adjust())
+        return Draw(self.params, self.seed, self.choice, self.length, adjust=self._adjust())
 
     def _adjust(self) -> list[tuple[int, float, float]]:
         p = self.params
-        early = self.generated < p.min_tokens
+        early = self.generated + self.unknown < p.min_tokens
         if not (p.has_penalties or p.logit_bias or p.banned_tokens or early):
             return []
         multiply: dict[int, float] = {}

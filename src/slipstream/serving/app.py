@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from slipstream import __version__
 from slipstream.engine.client import EngineClient, EngineDiedError
-from slipstream.engine.engine import Terms
+from slipstream.engine.request import Terms
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.errors import SlipstreamError, UsageError

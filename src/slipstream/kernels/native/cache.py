@@ -32,32 +32,29 @@ class LayerPlace:
 
 @dataclass(frozen=True, slots=True)
 class CacheArena:
-    """Zeroed memory [blocks * block_bytes] that the system commits as it is written, and each layer's place in it."""
+    """Zeroed memory of `blocks` blocks that the system commits as it is written, and each layer's place in one.
+
+    Steps use all but the last `spare` blocks, which hold what was moved out of the way.
+    """
 
     data: Bytes
     block_bytes: int
+    blocks: int
+    spare: int
     places: dict[tuple[int, int], LayerPlace]
 
     @classmethod
-    def allocate(cls, spec: CacheSpec, blocks: int) -> CacheArena:
-        """Room for `blocks` blocks. Raises UnsupportedModelError for groups that have no native kernel."""
+    def allocate(cls, spec: CacheSpec, blocks: int, spare: int = 0) -> CacheArena:
+        """Room for `blocks` blocks and `spare` more. Raises UnsupportedModelError for groups that have no native kernel."""
         places, at = {}, 0
         for index, group in enumerate(spec):
             for layer in range(group.layers):
                 places[index, layer], at = _place(group, at)
-        return cls(_native.allocate(blocks * at), at, places)
-
-    @property
-    def _rows(self) -> Bytes:
-        return self.data.reshape(-1, self.block_bytes)
+        return cls(_native.allocate((blocks + spare) * at), at, blocks + spare, spare, places)
 
     def touch(self, blocks: npt.NDArray[np.int32]) -> None:
         """Write over blocks: memory that was never written reads as one page of zeros, and much too fast."""
-        self._rows[blocks] = 0
-
-    def copy(self, pairs: npt.NDArray[np.int32]) -> None:
-        """Copy whole blocks, pairs [n, 2] of (from, to)."""
-        self._rows[pairs[:, 1]] = self._rows[pairs[:, 0]]
+        self.data.reshape(-1, self.block_bytes)[blocks] = 0
 
 
 def _place(group: CacheGroup, at: int) -> tuple[LayerPlace, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,27 @@ def default_threads() -> int:
     return int(named)
 
 
+_SECONDS = len(OP_CLASSES) + 3
+_NO_COPIES = np.empty((0, 2), np.int32)
+
+
+def native_draws(draws: DrawColumns, out: Drawn) -> _native.Draws:
+    """The draws as the executor takes them; `out` is what it fills."""
+    return _native.Draws(
+        draws.ints, draws.floats, draws.seed, draws.adjust_start, draws.adjust_token, draws.adjust_value,
+        draws.allowed_start, draws.allowed_token, out.tokens, out.logprobs,
+    )  # fmt: skip
+
+
+class _Flight(NamedTuple):
+    """A submitted step, whose arrays have to live until it is collected."""
+
+    rows: Rows
+    draws: DrawColumns | None
+    drawn: Drawn | None
+    copies: npt.NDArray[np.int32]
+
+
 class NativeExecutable:
     """A compiled program. Not safe for use by two threads at once."""
 
@@ -50,20 +73,22 @@ class NativeExecutable:
         threads: int,
         max_rows: int,
         packings: list[Packing],
-        blocks: int,
         stored_bytes: int,
     ):
         self.program, self.operands, self.packings = program, operands, packings
-        self.blocks, self.stored_bytes = blocks, stored_bytes
+        self.stored_bytes = stored_bytes
         self.executor = _native.Executor(threads, max_rows)
-        self.executor.set_blocks(blocks)
+        arena = operands.cache
+        self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
         self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
+        self._flights: deque[_Flight] = deque()
+        self._copies = _NO_COPIES
 
     def with_threads(self, threads: int) -> NativeExecutable:
         """The same weights and cache, run by another number of threads; never step both at once."""
         return NativeExecutable(
-            self.program, self.operands, threads, self.max_rows, self.packings, self.blocks, self.stored_bytes
+            self.program, self.operands, threads, self.max_rows, self.packings, self.stored_bytes
         )
 
     @property
@@ -101,55 +126,66 @@ class NativeExecutable:
         """Packed bytes that a step reads, by class of work."""
         return dict(zip(OP_CLASSES, self.executor.class_bytes, strict=True))
 
-    def step_seconds(self) -> Float64Array:
-        """Of the last step: seconds by class (in the order of OP_CLASSES), the total, what was stolen."""
-        out = np.empty(len(OP_CLASSES) + 2)
-        self.executor.copy_seconds(out)
-        return out
-
     def read_weights(self, threads: int | None = None) -> float:
         """Seconds that reading all weights takes when nothing is computed: the ceiling's measure."""
         return self.executor.read_weights(threads or self.executor.threads)
 
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Compute the rows; draw a token for every logit row if `draws` are given."""
-        wanted = rows.logit_rows
-        columns = (rows.columns, rows.block_tables, wanted)
-        drawn = None
-        if draws is None or not len(wanted):
+        columns = (rows.columns, rows.block_tables, rows.logit_rows)
+        drawn, seconds = None, np.empty(_SECONDS)
+        self._copy()
+        if draws is None or not len(rows.logit_rows):
             self.executor.step(*columns)
         else:
-            drawn = self._step_sampled(columns, draws)
+            drawn = Drawn.empty(draws)
+            self.executor.step_sampled(*columns, native_draws(draws, drawn))
         scores = None
         if logits:
-            scores = np.empty((len(wanted), self.program.vocabulary), np.float32)
+            scores = np.empty((len(rows.logit_rows), self.program.vocabulary), np.float32)
             self.executor.copy_logits(scores)
-        return StepOutput(drawn, scores, self._tapped(len(rows)))
+        self.executor.copy_seconds(seconds)
+        return StepOutput(drawn, scores, self._tapped(len(rows)), seconds)
+
+    def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
+        """Queue a step on the executor's own thread. Raises UsageError for a program with taps: they are not kept."""
+        if self._taps:
+            raise UsageError("the steps of a program with taps are run one at a time")
+        drawn = native = None
+        if draws is not None and len(rows.logit_rows):
+            drawn = Drawn.empty(draws)
+            native = native_draws(draws, drawn)
+        self.executor.submit(rows.columns, rows.block_tables, rows.logit_rows, native, self._copies)
+        self._flights.append(_Flight(rows, draws, drawn, self._copies))
+        self._copies = _NO_COPIES
+
+    def wait(self) -> None:
+        """Until all submitted steps have run."""
+        self.executor.wait()
+
+    def collect(self) -> StepOutput:
+        """The outcome of the oldest step that was not collected. Raises IndexError if there is none."""
+        flight, seconds = self._flights[0], np.empty(_SECONDS)
+        try:
+            self.executor.collect(seconds)
+        finally:
+            self._flights.popleft()
+        return StepOutput(flight.drawn, seconds=seconds)
 
     def touch_blocks(self, blocks: npt.NDArray[np.int32]) -> None:
         """Commit blocks (their content is lost), so that what reads them can be timed."""
         self.operands.cache.touch(blocks)
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
-        """Copy cache blocks, pairs [n, 2] of (from, to)."""
-        self.operands.cache.copy(pairs)
+        """Copy blocks, pairs [n, 2] of (from, to) in order: at once, or before the next step if one is running."""
+        self._copies = np.concatenate([self._copies, pairs])
+        if not self._flights:
+            self._copy()
 
-    def _step_sampled(self, columns: tuple[npt.NDArray[np.int32], ...], draws: DrawColumns) -> Drawn:
-        out = Drawn.empty(draws)
-        self.executor.step_sampled(
-            *columns,
-            draws.ints,
-            draws.floats,
-            draws.seed,
-            draws.adjust_start,
-            draws.adjust_token,
-            draws.adjust_value,
-            draws.allowed_start,
-            draws.allowed_token,
-            out.tokens,
-            out.logprobs,
-        )
-        return out
+    def _copy(self) -> None:
+        if len(self._copies):
+            self.executor.copy_blocks(self._copies)
+            self._copies = _NO_COPIES
 
     def _tapped(self, rows: int) -> dict[str, Float32Array]:
         taps = {}
@@ -192,8 +228,8 @@ class NativeBackend:
         self.max_rows, self.quantization = max_rows, quantization
         self.files, self.progress = files, progress
 
-    def compile(self, program: Program, weights: WeightSource, blocks: int) -> NativeExecutable:
-        """Load the weights and set up a cache of `blocks` blocks."""
+    def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> NativeExecutable:
+        """Load the weights and set up a cache of `blocks` blocks, and `spare` ones after them for copies only."""
         if program.shard.size > 1:
             raise UsageError("the native backend runs whole models; a shard plan of 1 is needed")
         packings = [
@@ -205,10 +241,10 @@ class NativeBackend:
         vectors = {
             use.name: weights.float32(use, program.shard) for use in program.weights.values() if use.role == "vector"
         }
-        cache = CacheArena.allocate(program.cache, blocks)
+        cache = CacheArena.allocate(program.cache, blocks, spare)
         operands = Operands(matrices, vectors, cache, blocks * BLOCK_SLOTS)
         stored = _stored_bytes(program, weights)
-        return NativeExecutable(program, operands, self.threads, self.max_rows, packings, blocks, stored)
+        return NativeExecutable(program, operands, self.threads, self.max_rows, packings, stored)
 
     def _matrices(self, packings: list[Packing], weights: WeightSource, program: Program) -> dict[str, _native.Matrix]:
         offsets, size = layout(packings)

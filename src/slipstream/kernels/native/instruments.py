@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream.kernels.native import _native
+from slipstream.kernels.native.executable import native_draws
 from slipstream.program import Row, Rows
 from slipstream.program.sampling import Draw, DrawColumns, Drawn, SamplingParams
 
@@ -45,17 +46,13 @@ class NativeInstruments:
         """Seconds of a step that embeds one token, scores 64 and draws one: what every step costs besides its work."""
         executor = _native.Executor(threads, 1)
         matrix = _native.Matrix("f32", WIDTH, WIDTH, np.zeros(_native.packed_bytes("f32", WIDTH, WIDTH), np.uint8))
-        executor.set_blocks(1)
         x = executor.buffer(WIDTH)
         executor.embed(x, matrix, 1.0)
         executor.logits(x, None, 0.0, matrix, None, 0.0)
         rows = Rows.of([Row(0, 0, 0, 0, -1, True)], [[0]])
         draws = DrawColumns.of([Draw(SamplingParams(temperature=0.7), 0, 0, 1)])
         out = Drawn.empty(draws)
-        arguments = (
-            rows.columns, rows.block_tables, rows.logit_rows, draws.ints, draws.floats, draws.seed, draws.adjust_start,
-            draws.adjust_token, draws.adjust_value, draws.allowed_start, draws.allowed_token, out.tokens, out.logprobs,
-        )  # fmt: skip
+        arguments = (rows.columns, rows.block_tables, rows.logit_rows, native_draws(draws, out))
         begun = time.perf_counter()
         for _ in range(STEPS):
             executor.step_sampled(*arguments)

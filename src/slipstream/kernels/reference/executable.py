@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from slipstream.kernels.backend import StepOutput
 from slipstream.kernels.context import row_slots, span_slots
+from slipstream.kernels.immediate import Immediate
 from slipstream.kernels.reference.cache import GroupCache
 from slipstream.kernels.reference.sampling import draw
 from slipstream.models.weights import WeightSource
@@ -31,7 +32,7 @@ def _no_collectives(op: ops.Collective, x: Float32Array) -> Float32Array:
     raise ValueError("a sharded program needs a collective function")
 
 
-class ReferenceExecutable:
+class ReferenceExecutable(Immediate):
     """A program with float32 weights. `collective` joins the shards of a sharded program."""
 
     numerics = "reference-float32"
@@ -43,6 +44,7 @@ class ReferenceExecutable:
         blocks: int,
         collective: Collectives = _no_collectives,
     ):
+        super().__init__()
         self.program = program
         self.weights = {name: weights.float32(use, program.shard) for name, use in program.weights.items()}
         self.cache = [GroupCache(group, blocks) for group in program.cache]
@@ -53,9 +55,6 @@ class ReferenceExecutable:
         """Bytes of all matrices but embeddings that are only looked up."""
         uses = self.program.weights
         return sum(w.nbytes for name, w in self.weights.items() if uses[name].role != "embedding")
-
-    def step_seconds(self) -> None:
-        """None: this backend keeps no accounts."""
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
@@ -166,6 +165,6 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def compile(self, program: Program, weights: WeightSource, blocks: int) -> ReferenceExecutable:
+    def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> ReferenceExecutable:
         """Load the weights as float32 and set up the cache."""
-        return ReferenceExecutable(program, weights, blocks)
+        return ReferenceExecutable(program, weights, blocks + spare)

@@ -12,6 +12,7 @@ import torch
 from slipstream.errors import UnsupportedModelError
 from slipstream.kernels.backend import StepOutput
 from slipstream.kernels.context import row_slots, span_slots
+from slipstream.kernels.immediate import Immediate
 from slipstream.kernels.reference.sampling import draw
 from slipstream.models.weights import WeightSource
 from slipstream.program import BLOCK_SLOTS, GroupKind, Program, Rows, ops
@@ -27,10 +28,11 @@ def activation(x: Tensor, kind: ops.Activation) -> Tensor:
     return functional.silu(x) if kind == "silu" else functional.gelu(x, approximate="tanh")
 
 
-class TorchExecutable:
+class TorchExecutable(Immediate):
     """A program with its weights and cache as tensors of one dtype on one device."""
 
     def __init__(self, program: Program, weights: WeightSource, blocks: int, device: torch.device, dtype: torch.dtype):
+        super().__init__()
         self.program, self.device, self.dtype = program, device, dtype
         self.weights = {
             name: self._tensor(weights.float32(use, program.shard)).to(dtype) for name, use in program.weights.items()
@@ -58,9 +60,6 @@ class TorchExecutable:
         """Bytes of all matrices but embeddings that are only looked up."""
         uses = self.program.weights
         return sum(w.nbytes for name, w in self.weights.items() if uses[name].role != "embedding")
-
-    def step_seconds(self) -> None:
-        """None: this backend keeps no accounts."""
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy cache blocks, pairs [n, 2] of (from, to)."""
@@ -187,6 +186,6 @@ class TorchBackend:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.dtype = dtype
 
-    def compile(self, program: Program, weights: WeightSource, blocks: int) -> TorchExecutable:
+    def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> TorchExecutable:
         """Load the weights and set up the cache."""
-        return TorchExecutable(program, weights, blocks, self.device, self.dtype)
+        return TorchExecutable(program, weights, blocks + spare, self.device, self.dtype)

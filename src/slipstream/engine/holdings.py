@@ -1,0 +1,129 @@
+"""Holdings: which cache blocks the sequences hold: taken, shared, given back, moved out of the cache and back.
+
+What is copied is copied by the executable between the steps submitted before and those to come, so that blocks can
+change hands while a step that still uses them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import numpy as np
+
+from slipstream.kernels import Executable
+from slipstream.kvcache import BlockPool, PrefixCache
+from slipstream.program import BLOCK_SLOTS, StepShape
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Sequence
+from slipstream.scheduling.scheduler import blocks_needed
+
+
+class Holdings:
+    """The blocks of an executable's cache and who holds them.
+
+    `spare` are the blocks after the cache's own, for what is moved out; its block numbers count from 0.
+    """
+
+    def __init__(self, executable: Executable, blocks: int, spare: int, cost: CostModel | None, kv_bytes: int):
+        """`cost` and `kv_bytes` (of a token) price what the prefix cache gives up."""
+        self._executable = executable
+        self.pool, self.spare = BlockPool(blocks), BlockPool(spare)
+        self.prefix: PrefixCache | None = PrefixCache(self.pool, block_price(cost, kv_bytes) if cost else None)
+
+    def peek(self, sequence: Sequence) -> int:
+        """Tokens of a sequence without blocks that the prefix cache knows."""
+        return self.prefix.peek(sequence.namespace, sequence.tokens) if self.prefix is not None else 0
+
+    def take(self, sequence: Sequence, rows: int) -> None:
+        """Give a sequence blocks for `rows` more tokens; what it has elsewhere, or the prefix cache knows, comes first."""
+        if sequence.saved:
+            self._restore(sequence)
+        elif not sequence.blocks and self.prefix is not None:
+            sequence.blocks, sequence.node = self.prefix.match(sequence.namespace, sequence.tokens)
+            sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
+            if not sequence.preemptions:
+                sequence.cached = sequence.computed
+        sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
+
+    def release(self, sequence: Sequence) -> None:
+        """Take everything away from a sequence."""
+        self.pool.release(sequence.blocks)
+        self._release_saved(sequence)
+        sequence.blocks, sequence.node = [], None
+
+    def preempt(self, sequence: Sequence, *, save: bool) -> None:
+        """Take a sequence's blocks away; they are moved out of the cache, or have to be computed again."""
+        if save:
+            sequence.saved = self.spare.take(len(sequence.blocks))
+            self._copy(zip(sequence.blocks, (self.pool.size + block for block in sequence.saved), strict=True))
+        else:
+            sequence.computed = 0
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.node = [], None
+        sequence.preemptions += 1
+
+    def _restore(self, sequence: Sequence) -> None:
+        sequence.blocks = self.pool.take(len(sequence.saved))
+        self._copy(zip((self.pool.size + block for block in sequence.saved), sequence.blocks, strict=True))
+        self._release_saved(sequence)
+
+    def _release_saved(self, sequence: Sequence) -> None:
+        self.spare.release(sequence.saved)
+        sequence.saved = []
+
+    def remember(self, sequence: Sequence) -> None:
+        """Put blocks that are full of known tokens into the prefix cache."""
+        if self.prefix is None or not sequence.blocks:
+            return
+        known = sequence.node.depth if sequence.node is not None else 0
+        for index in range(known, min(sequence.computed, len(sequence.tokens)) // BLOCK_SLOTS):
+            key = tuple(sequence.tokens[index * BLOCK_SLOTS : (index + 1) * BLOCK_SLOTS])
+            sequence.node, sequence.blocks[index] = self.prefix.extend(
+                sequence.namespace, sequence.node, key, sequence.blocks[index]
+            )
+
+    def fork(self, first: Sequence, others: Iterable[Sequence]) -> None:
+        """Let other choices of a request start from its prompt: full blocks are shared, the last one copied.
+
+        Each computes the prompt's last token again, in a block of its own, to draw from. Where there is no block
+        to copy into, it waits for its turn like anybody else.
+        """
+        full, rest = divmod(first.prompt_length - 1, BLOCK_SLOTS)
+        pairs = []
+        for sequence in others:
+            sequence.waits_for = None
+            if self.pool.available < full + 1 or len(first.blocks) <= full:
+                continue
+            self.pool.share(first.blocks[:full])
+            sequence.blocks, sequence.computed = first.blocks[:full], full * BLOCK_SLOTS
+            sequence.node = first.node if first.node is not None and first.node.depth == full else None
+            if self.prefix is not None and sequence.node is None and full:
+                sequence.node = self.prefix.find(sequence.namespace, sequence.tokens, full)
+            if rest and self.pool.available:
+                sequence.blocks.extend(self.pool.take(1))
+                pairs.append((first.blocks[full], sequence.blocks[full]))
+                sequence.computed += rest
+        self._copy(pairs)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise ValueError if blocks were leaked or are wrongly shared."""
+        held = list(sequences)
+        self.pool.check([s.blocks for s in held], self.prefix.blocks() if self.prefix else ())
+        self.spare.check([s.saved for s in held])
+
+    def _copy(self, pairs: Iterable[tuple[int, int]]) -> None:
+        if copies := list(pairs):
+            self._executable.copy_blocks(np.array(copies, np.int32))
+
+
+def block_price(cost: CostModel, kv_bytes: int) -> Callable[[int], float]:
+    """Seconds of computing the block at a depth (from 1) again, as part of a prompt."""
+
+    @cache
+    def seconds(depth: int) -> float:
+        start = (depth - 1) * BLOCK_SLOTS
+        context = BLOCK_SLOTS * start + BLOCK_SLOTS * (BLOCK_SLOTS + 1) // 2
+        return cost.seconds(StepShape(BLOCK_SLOTS, 0, (start + BLOCK_SLOTS) * kv_bytes, context))
+
+    return seconds

@@ -1,0 +1,65 @@
+"""A request as the engine keeps it: whose it is, what became of it and when."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slipstream.engine.output import OutputState
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Whose request it is and how it is to be treated: a lower priority goes first, `timeout` is in seconds.
+
+    Only requests of one tenant and one `cache_salt` share cached prefixes.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+    timeout: float = math.inf
+    cache_salt: str = ""
+
+
+@dataclass
+class Timings:
+    """Seconds and tokens of one request; None until it happened."""
+
+    arrived: float
+    prompt_tokens: int
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    generated: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+    @property
+    def queue_seconds(self) -> float:
+        """From arrival to the first step."""
+        return (self.started or self.arrived) - self.arrived
+
+    @property
+    def prefill_seconds(self) -> float:
+        """From arrival to the first token."""
+        return (self.first_token or self.arrived) - self.arrived
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        return (self.finished or self.arrived) - (self.first_token or self.arrived)
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second after the first one; 0 if there were none."""
+        later = self.generated - 1
+        return later / self.decode_seconds if later > 0 and self.decode_seconds > 0 else 0.0
+
+
+@dataclass
+class Request:
+    """An unfinished request: its choices' outputs, and those still open."""
+
+    timings: Timings
+    outputs: dict[int, OutputState]
+    open: set[int]
