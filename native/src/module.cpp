@@ -200,6 +200,13 @@ void check_tokens(const Array<int32_t>& start, const Array<int32_t>& token, int 
   if (!ok) throw std::invalid_argument("adjusted or allowed tokens are outside the vocabulary or out of order");
 }
 
+// Where what is drawn goes.
+struct Outcome {
+  OutTable<int32_t>& tokens;
+  OutTable<float>& logprobs;
+  SampleOutput output() const { return {(int)tokens.shape(1), tokens.data(), logprobs.data()}; }
+};
+
 // The draws of a step. `ints` is [5, draws]: top_k, choice, position, stream, logprobs; `floats` is [3, draws]:
 // temperature, top_p, min_p; `adjust_value` [2, adjusted]: multiplier, addend.
 struct Draws {
@@ -209,21 +216,19 @@ struct Draws {
   Array<int32_t> adjust_start, adjust_token;
   Table<float> adjust_value;
   Array<int32_t> allowed_start, allowed_token;
-  OutTable<int32_t> tokens;
-  OutTable<float> logprobs;
 
   int count() const { return (int)seed.shape(0); }
   // Throws std::invalid_argument unless there is one draw for each of `logits` rows, all in order.
-  void check(int logits, int vocabulary) const {
+  void check(int logits, int vocabulary, const Outcome& out) const {
     const int n = count();
     if (n != logits || ints.shape(0) != 5 || (int)ints.shape(1) != n || floats.shape(0) != 3 || (int)floats.shape(1) != n ||
-        adjust_value.shape(0) != 2 || adjust_value.shape(1) != adjust_token.shape(0) || (int)tokens.shape(0) != n || (int)logprobs.shape(0) != n ||
-        tokens.shape(1) != logprobs.shape(1) || tokens.shape(1) < 1)
+        adjust_value.shape(0) != 2 || adjust_value.shape(1) != adjust_token.shape(0) || (int)out.tokens.shape(0) != n ||
+        (int)out.logprobs.shape(0) != n || out.tokens.shape(1) != out.logprobs.shape(1) || out.tokens.shape(1) < 1)
       throw std::invalid_argument("one draw for every logit row");
     check_tokens(adjust_start, adjust_token, n, vocabulary);
     check_tokens(allowed_start, allowed_token, n, vocabulary);
     for (int r = 0; r < n; ++r)
-      if (ints.data()[4 * n + r] >= (int)tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
+      if (ints.data()[4 * n + r] >= (int)out.tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
   }
   SampleInput input() const {
     const int n = count();
@@ -232,29 +237,32 @@ struct Draws {
     return {n, f, f + n, f + 2 * n, i, i + n, i + 2 * n, i + 3 * n, i + 4 * n, seed.data(), adjust_start.data(), adjust_token.data(),
             value, value + adjust_value.shape(1), allowed_start.data(), allowed_token.data()};
   }
-  SampleOutput output() { return {(int)tokens.shape(1), tokens.data(), logprobs.data()}; }
 };
 
-void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws& draws) {
+void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws& draws, OutTable<int32_t> tokens,
+                  OutTable<float> logprobs) {
   StepInput in = step_input(columns, tables, logit_rows);
-  draws.check(in.logits, self.e.vocabulary());
+  const Outcome out{tokens, logprobs};
+  draws.check(in.logits, self.e.vocabulary(), out);
   SampleInput wanted = draws.input();
-  SampleOutput drawn = draws.output();
+  SampleOutput drawn = out.output();
   nb::gil_scoped_release release;
   self.e.step(in, &wanted, &drawn);
 }
 
 // Queue a step; the caller keeps all arrays alive until it is collected.
-void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws* draws, Table<int32_t> copies) {
+void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws* draws, OutTable<int32_t> tokens,
+            OutTable<float> logprobs, Table<int32_t> copies) {
   if (columns.shape(0) != 5 || copies.shape(1) != 2) throw std::invalid_argument("rows are five columns, copies two");
   const int rows = (int)columns.shape(1);
   int32_t* c = columns.data();
   Job job{{rows, c, c + rows, c + 2 * rows, c + 3 * rows, c + 4 * rows, tables.data(), (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)},
           c + rows, draws != nullptr, {}, {1, nullptr, nullptr}, copies.data(), (int)copies.shape(0)};
   if (draws) {
-    draws->check(job.in.logits, self.e.vocabulary());
+    const Outcome out{tokens, logprobs};
+    draws->check(job.in.logits, self.e.vocabulary(), out);
     job.draws = draws->input();
-    job.drawn = draws->output();
+    job.drawn = out.output();
   }
   if (!self.runner) self.runner = std::make_unique<Runner>(self.e);
   self.runner->submit(job);
@@ -326,9 +334,9 @@ NB_MODULE(_native, m) {
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
   nb::class_<Draws>(m, "Draws")
-      .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>, OutTable<int32_t>, OutTable<float>>(),
+      .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>>(),
            nb::arg("ints"), nb::arg("floats"), nb::arg("seed"), nb::arg("adjust_start"), nb::arg("adjust_token"), nb::arg("adjust_value"),
-           nb::arg("allowed_start"), nb::arg("allowed_token"), nb::arg("tokens"), nb::arg("logprobs"));
+           nb::arg("allowed_start"), nb::arg("allowed_token"));
 
   nb::class_<PyExecutor>(m, "Executor")
       .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("max_rows"))
@@ -394,7 +402,7 @@ NB_MODULE(_native, m) {
         if (pairs.shape(1) != 2) throw std::invalid_argument("pairs of blocks");
         s.e.copy_blocks(pairs.data(), (int)pairs.shape(0));
       })
-      .def("submit", &submit, nb::arg("columns"), nb::arg("tables"), nb::arg("logit_rows"), nb::arg("draws").none(), nb::arg("copies"))
+      .def("submit", &submit, nb::arg("columns"), nb::arg("tables"), nb::arg("logit_rows"), nb::arg("draws").none(), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("copies"))
       .def("wait", [](PyExecutor& s) {
         nb::gil_scoped_release release;
         if (s.runner) s.runner->wait();

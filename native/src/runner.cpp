@@ -27,15 +27,15 @@ void Runner::submit(const Job& job) {
 
 void Runner::wait() {
   std::unique_lock lock(mutex_);
-  if (jobs_.empty()) throw std::logic_error("no step was submitted");
-  changed_.wait(lock, [this] { return jobs_.front()->done; });
+  changed_.wait(lock, [this] { return std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->done; }); });
 }
 
 StepSeconds Runner::collect() {
-  wait();
   std::unique_ptr<Job> job;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (jobs_.empty()) throw std::logic_error("no step was submitted");
+    changed_.wait(lock, [this] { return jobs_.front()->done; });
     job = std::move(jobs_.front());
     jobs_.pop_front();
   }

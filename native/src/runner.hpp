@@ -32,9 +32,9 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
   void submit(const Job& job);
-  // Wait for the oldest job that was not collected, without forgetting it.
+  // Until every job has run.
   void wait();
-  // Wait for it and forget it. Throws what it threw, or std::logic_error if there is none.
+  // Wait for the oldest job that was not collected, and forget it. Throws what it threw, or std::logic_error if there is none.
   StepSeconds collect();
 
  private:

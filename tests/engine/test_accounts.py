@@ -13,14 +13,15 @@ from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.cost import cost_model, decode_step, fit_cost
 from slipstream.engine.explain import Load, explain, explain_finished, native_executable
-from slipstream.engine.foresight import foresee
 from slipstream.engine.flight import Flight
+from slipstream.engine.foresight import foresee
 from slipstream.errors import UsageError
-from slipstream.kernels.backend import StepSeconds
+from slipstream.kernels.backend import StepOutput, StepSeconds
 from slipstream.kernels.native import _native
-from slipstream.program import Rows, StepShape
+from slipstream.program import CacheGroup, CacheSpec, GroupKind, KVFormat, Rows, SpanShape, StepShape
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
+from slipstream.roofline.accounting import ShiftedSpans
 from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.probe import Figure, Probe
 from slipstream.scheduling import Plan, State, schedule
@@ -95,7 +96,7 @@ def test_marks_between_and_inside_steps(model: Model, monkeypatch: pytest.Monkey
         begun = clock.now
         planned, kernels, ran = begun + 1.0, begun + 1.5, begun + 3.5
         clock.now = ran + 4.0
-        accounts.end(flight(begun, planned), [], ran, seconds(kernels, 2.0), busy)
+        accounts.end(flight(begun, planned, seconds(kernels, 2.0)), (), ran, busy)
 
     step(before=9.0)
     step(before=0.5)
@@ -120,7 +121,7 @@ def test_marks_of_steps_planned_ahead(model: Model, monkeypatch: pytest.MonkeyPa
     def land(plan: tuple[float, float], kernels: tuple[float, float], output: tuple[float, float]) -> None:
         clock.now = output[1]
         begun, ended = kernels
-        accounts.end(flight(*plan), [], output[0], seconds(begun, ended - begun), True)
+        accounts.end(flight(*plan, seconds(begun, ended - begun)), (), output[0], True)
 
     # The second step is planned while the first runs; the third's plan is late by one second.
     land((0.0, 1.0), (1.0, 11.0), (11.5, 13.0))
@@ -134,8 +135,8 @@ def test_marks_of_steps_planned_ahead(model: Model, monkeypatch: pytest.MonkeyPa
     assert first.begun + first.kernels + second.seconds + third.seconds == third.begun + third.kernels
 
 
-def flight(begun: float, planned: float) -> Flight:
-    return Flight([], [], Rows.of([], []), None, begun, planned)
+def flight(begun: float, planned: float, seconds: np.ndarray) -> Flight:
+    return Flight([], [], Rows.of([], []), None, begun, planned, StepOutput(seconds=seconds))
 
 
 def seconds(begun: float, total: float) -> np.ndarray:
@@ -152,6 +153,35 @@ def test_records_wait_until_they_are_wanted(model: Model) -> None:
         if engine.busy:
             engine.step()
     assert engine.accounting.totals.steps == 60
+
+
+def test_repeated_steps_are_accounted_for_like_planned_ones(model: Model) -> None:
+    """A step that keeps the last plan is written down in short; it must come to the same."""
+
+    def unlike(state: State) -> Plan:
+        return schedule(state)
+
+    accounts = []
+    for planner in (schedule, unlike):
+        engine = Engine(model, planner=planner, ahead=False)
+        for index in range(3):
+            engine.add(PROMPT[: 20 + index], replace(PARAMS, seed=index))
+        while engine.busy:
+            engine.step()
+        accounts.append(engine.accounting)
+    short, long = accounts
+    assert any(isinstance(r.spans, ShiftedSpans) for r in short.records)
+    assert not any(isinstance(r.spans, ShiftedSpans) for r in long.records)
+    assert [(tuple(r.spans), r.shape) for r in short.records] == [(tuple(r.spans), r.shape) for r in long.records]
+    assert (short.totals.rows, short.totals.tokens) == (long.totals.rows, long.totals.tokens)
+
+
+def test_the_shape_of_decodes() -> None:
+    full = CacheGroup(GroupKind.FULL, 3, 2, 64, 64, KVFormat.BF16)
+    cache = CacheSpec((full, replace(full, kind=GroupKind.WINDOW, window=16, layers=2)))
+    positions = np.array([3, 15, 16, 40])
+    spans = [SpanShape(p, 1, 1) for p in positions.tolist()]
+    assert StepShape.of_decodes(positions, cache) == StepShape.of_spans(spans, cache)
 
 
 def test_backends_without_a_clock_of_their_own(tiny_gguf: Path) -> None:

@@ -82,6 +82,8 @@ def test_every_way_to_stop(tiny_model: Model) -> None:
     assert (by_text[-1].finish_reason, by_text[-1].stop) == ("stop", stop)
     forced = greedy(tiny_model, "hello", allowed_tokens=(258,), ignore_eos=False)
     assert (tokens_of(forced), forced[-1].finish_reason, forced[-1].text) == ([258], "stop", "")
+    unheeded = greedy(tiny_model, "hello", stop=(stop,), min_tokens=20)
+    assert "".join(c.text for c in unheeded).startswith(text[:20]), "a stop string that does not count yet is text"
     late = greedy(tiny_model, "hello", logit_bias={258: 100.0}, ignore_eos=False, min_tokens=5)
     assert len(tokens_of(late)) == 6
     assert 258 not in tokens_of(late)[:-1]
@@ -122,11 +124,15 @@ def test_limits_and_refusals(tiny_model: Model) -> None:
     assert small.pool.available == 2
 
 
-def test_cancel_frees_everything(tiny_model: Model) -> None:
-    engine = Engine(tiny_model)
-    number = engine.add([1, 2, 3], SamplingParams(n=3))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_cancel_frees_everything(tiny_model: Model, ahead: bool) -> None:
+    engine = Engine(tiny_model, ahead=ahead)
+    number = engine.add([1, 2, 3], SamplingParams(n=3, ignore_eos=True))
+    engine.step()
     engine.step()
     engine.cancel(number)
+    assert engine.busy == ahead, "the step that is under way still has to land"
+    assert not any(engine.step() for _ in range(ahead))
     assert not engine.busy
     assert engine.pool.available == engine.pool.size
     assert list(engine.run(number)) == []

@@ -11,10 +11,12 @@ import pytest
 
 from slipstream.engine import Engine, LoadOptions, Model, Terms, load_model
 from slipstream.engine.cost import fit_cost
-from slipstream.program import KVFormat
+from slipstream.engine.engine import Planner
+from slipstream.engine.flight import Flight
+from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel
-from slipstream.scheduling import Limits
+from slipstream.scheduling import Limits, Plan, State, schedule
 
 SCENARIOS, LONG_SCENARIOS = 1_000, 10_000
 REQUESTS = 4
@@ -23,13 +25,14 @@ REQUESTS = 4
 def params_of(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         seed=rng.randrange(1 << 32),
-        max_tokens=rng.randint(1, 20),
+        max_tokens=rng.randint(1, rng.choice([20, 20, 70])),
         temperature=rng.choice([0.0, 0.7, 1.2]),
         top_p=rng.choice([1.0, 0.9]),
         frequency_penalty=rng.choice([0.0, 0.5]),
         n=rng.choice([1, 1, 1, 2]),
         logprobs=1,
         ignore_eos=True,
+        stop_token_ids=tuple(rng.sample(range(256), rng.choice([0, 0, 20]))),
     )
 
 
@@ -41,8 +44,20 @@ def prompts_of(rng: random.Random) -> Iterator[list[int]]:
         yield shared + [rng.randrange(256) for _ in range(rng.randint(0 if shared else 1, 40))]
 
 
+class CheckedEngine(Engine):
+    """Where a plan is kept for another step, the scheduler must say the same."""
+
+    def _repeat(self, flight: Flight, begun: float) -> bool:
+        plan = schedule(self._state())
+        repeated = super()._repeat(flight, begun)
+        if repeated:
+            assert [sequence for sequence, _ in plan.spans] == flight.drawing
+            assert plan.preempted == plan.expired == plan.too_large == []
+        return repeated
+
+
 class Scenario:
-    """A few requests arrive at random steps in a pool that holds about two of them; some are cancelled."""
+    """A few requests arrive at random steps in a pool that holds one of them or two; some are cancelled."""
 
     def __init__(self, model: Model, cost: CostModel, seed: int):
         self.model, self.cost, self.seed = model, cost, seed
@@ -57,13 +72,33 @@ class Scenario:
             answers.append(collect(engine.run(engine.add(prompt, params))))
         return answers
 
+    @staticmethod
+    def unkind(rng: random.Random, spare: int) -> Planner:
+        """The scheduler, but now and then somebody loses his blocks for no reason."""
+
+        def planner(state: State) -> Plan:
+            plan = schedule(state)
+            running = [s for s in state.sequences if s.blocks and s.may_go_on and s not in plan.preempted]
+            if not running or rng.random() > 0.05:
+                return plan
+            victim = rng.choice(running)
+            plan.preempted.append(victim)
+            left = state.spare - sum(len(s.blocks) for s in plan.saved)
+            if len(victim.blocks) <= left and rng.random() < 0.7:
+                plan.saved.append(victim)
+            return plan._replace(spans=[span for span in plan.spans if span.sequence is not victim])
+
+        return planner
+
     def run(self) -> int:
         """Play it; returns how many prompt tokens came from the cache."""
         rng, expected = self.rng, self.expected()
         limits = Limits(rng.choice([5, 17, 64]), rng.choice([1, 2, 100]))
-        model = replace(self.model, blocks=rng.randint(6, 12), spare_blocks=rng.choice([0, 3, 12]))
+        need = max(-(-(len(prompt) + (params.max_tokens or 0)) // BLOCK_SLOTS) for prompt, params in self.requests)
+        model = replace(self.model, blocks=need + rng.randint(0, 4), spare_blocks=rng.choice([0, 3, 12]))
         cost = rng.choice([None, self.cost, replace(self.cost, copy=0.0)])
-        engine = Engine(model, cost, limits=limits, prefix_cache=rng.random() < 0.8, ahead=rng.random() < 0.7)
+        planner = rng.choice([schedule, self.unkind(rng, model.spare_blocks)])
+        engine = CheckedEngine(model, cost, planner, limits, prefix_cache=rng.random() < 0.8, ahead=rng.random() < 0.6)
         waiting, running, cancelled = list(range(REQUESTS)), {}, set()
         got: dict[int, list[object]] = {}
         while waiting or engine.busy:
@@ -104,7 +139,10 @@ def model(request: pytest.FixtureRequest, tiny_gguf: Path) -> Model:
 
 def play(model: Model, seeds: range) -> None:
     cost = fit_cost(model)
-    assert sum(Scenario(model, cost, seed).run() for seed in seeds) > 0, "no scenario met the prefix cache"
+    scenarios = [Scenario(model, cost, seed) for seed in seeds]
+    assert sum(scenario.run() for scenario in scenarios) > 0, "no scenario met the prefix cache"
+    assert sum(s.preempted - s.saved for s in scenarios) > len(scenarios) / 20, "hardly anybody was computed again"
+    assert sum(s.saved for s in scenarios) > len(scenarios) / 20, "hardly anybody was moved out of the cache and back"
 
 
 def test_jitter(model: Model) -> None:

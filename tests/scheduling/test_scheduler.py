@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from slipstream.kvcache import BlockPool
-from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace
+from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace, StepShape
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
@@ -70,7 +70,7 @@ def test_prompts_are_priced() -> None:
 
 
 def shape_of(plan: Plan, without: int = -1):
-    from slipstream.program import CacheSpec, SpanShape, StepShape
+    from slipstream.program import CacheSpec, SpanShape
 
     spans = [s for s in plan.spans if s.sequence.request != without]
     shapes = [
@@ -119,6 +119,41 @@ def test_the_least_urgent_gives_way() -> None:
     assert rows_of(plan) == {0: 1}
 
 
+def test_moving_out_of_the_cache_when_it_is_cheaper() -> None:
+    pool = BlockPool(4)
+    old, young = running(0, 65, pool, arrived=0.0), running(1, 65, pool, arrived=1.0)
+    assert pool.available == 0
+
+    def saved(cost: CostModel | None, spare: int) -> list[int]:
+        plan = plan_of([old, young], pool, now=2.0, cost=cost, kv_bytes=1000, spare=spare)
+        assert [s.request for s in plan.preempted] == [1]
+        return [s.request for s in plan.saved]
+
+    again = COST.seconds(StepShape(64, 0, 64_000, 64 * 65 // 2))
+    moved = 2 * 2 * BLOCK_SLOTS * 1000
+    assert saved(replace(COST, copy=0.9 * again / moved), 2) == [1]
+    assert saved(replace(COST, copy=1.1 * again / moved), 2) == []
+    assert saved(replace(COST, copy=0.0), 1) == [], "there is no room for its two blocks"
+    assert saved(None, 2) == []
+    back = sequence(3, 40, computed=39, saved=[0, 1])
+    assert rows_of(plan_of([back], BlockPool(4), peek=lambda s: 0)) == {3: 1}, "what was saved need not be computed"
+    assert rows_of(plan_of([back], BlockPool(1))) == {}, "it needs its blocks back"
+
+
+def test_tokens_that_are_not_known_yet() -> None:
+    pool = BlockPool(4)
+    going, ending = running(0, 40, pool), running(1, 31, pool, limit=32)
+    for s in (going, ending):
+        s.computed, s.unknown = len(s.tokens), 1
+    assert rows_of(plan_of([going, ending], pool)) == {0: 1}, "one ends with the token that is under way"
+    cramped = BlockPool(2)
+    full, other = running(2, 32, cramped), running(3, 3, cramped, limit=4)
+    for s in (full, other):
+        s.computed, s.unknown = len(s.tokens), 1
+    plan = plan_of([full, other], cramped)
+    assert (plan.spans, plan.preempted) == ([], []), "blocks that are about to be given back are waited for"
+
+
 def test_cached_prefixes_are_counted() -> None:
     pool = BlockPool(100)
     plan = plan_of([sequence(0, 1000)], pool, limits=Limits(2000), peek=lambda s: 960)
@@ -134,11 +169,11 @@ class Simulation:
 
     def run(self) -> None:
         rng = random.Random(self.seed)
-        pool = BlockPool(rng.randint(4, 24))
+        pool, spare = BlockPool(rng.randint(4, 24)), BlockPool(rng.choice([0, 3, 20]))
         limits = Limits(
             rng.choice([4, 16, 64]), rng.choice([1, 3, 100]), rng.choice([None, 0.05]), rng.choice([None, 1.0])
         )
-        cost = rng.choice([None, COST])
+        cost = rng.choice([None, COST, replace(COST, copy=1e-3)])
         sequences: list[Sequence] = []
         left: dict[int, int] = {}
         served: dict[str, float] = {}
@@ -160,47 +195,64 @@ class Simulation:
                 served.setdefault(s.tenant, 0.0)
                 number += 1
             if sequences and rng.random() < 0.02:
-                self.end(rng.choice(sequences), sequences, pool)
-            state = State(now, sequences, pool, limits, served, cost, 1000)
+                self.end(rng.choice(sequences), sequences, pool, spare)
+            state = State(now, sequences, pool, limits, served, cost, 1000, spare=spare.free)
             before = copy.deepcopy((sequences, pool.available))
             plan = schedule(state)
             assert (sequences, pool.available) == before, "planning changes nothing"
             again = schedule(state)
             assert [(s.request, r) for s, r in plan.spans] == [(s.request, r) for s, r in again.spans]
-            self.apply(plan, sequences, pool, limits, served)
+            self.apply(plan, sequences, pool, spare, limits, served)
             for s, rows in plan.spans:
                 if rows and s.computed == len(s.tokens):
                     s.append(2)
                     left[s.request] -= 1
                     if not left[s.request]:
-                        self.end(s, sequences, pool)
+                        self.end(s, sequences, pool, spare)
+            spare.check([s.saved for s in sequences])
             pool.check([s.blocks for s in sequences])
             idle = 0 if plan.spans or plan.too_large or plan.expired or not sequences else idle + 1
             assert idle < 3, f"seed {self.seed}: nothing runs, and nothing ends"
         assert pool.free == pool.size
 
     def apply(
-        self, plan: Plan, sequences: list[Sequence], pool: BlockPool, limits: Limits, served: dict[str, float]
+        self,
+        plan: Plan,
+        sequences: list[Sequence],
+        pool: BlockPool,
+        spare: BlockPool,
+        limits: Limits,
+        served: dict[str, float],
     ) -> None:
         assert sum(rows for _, rows in plan.spans) <= limits.max_rows
         assert len({s.request for s, _ in plan.spans}) == len(plan.spans)
         for s in (*plan.too_large, *plan.expired):
-            self.end(s, sequences, pool)
+            self.end(s, sequences, pool, spare)
+        assert all(s in plan.preempted for s in plan.saved)
         for s in plan.preempted:
             assert s.request not in {span.sequence.request for span in plan.spans}
             pool.release(s.blocks)
-            s.blocks, s.computed = [], 0
+            if s in plan.saved:
+                s.saved = spare.take(len(s.blocks))
+            else:
+                s.computed = 0
+            s.blocks = []
         for s, rows in plan.spans:
             assert 1 <= rows <= s.missing
+            if s.saved:
+                s.blocks = pool.take(len(s.saved))
+                spare.release(s.saved)
+                s.saved = []
             s.blocks.extend(pool.take(blocks_needed(s, s.computed + rows)))
             s.computed += rows
             served[s.tenant] += rows
         assert sum(1 for s in sequences if s.blocks) <= limits.max_sequences or limits.max_sequences == 1
 
     @staticmethod
-    def end(s: Sequence, sequences: list[Sequence], pool: BlockPool) -> None:
+    def end(s: Sequence, sequences: list[Sequence], pool: BlockPool, spare: BlockPool) -> None:
         pool.release(s.blocks)
-        s.blocks = []
+        spare.release(s.saved)
+        s.blocks, s.saved = [], []
         sequences.remove(s)
 
 

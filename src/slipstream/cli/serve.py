@@ -52,6 +52,10 @@ def serve(
     kv_cache_gb: Annotated[
         float | None, typer.Option("--kv-cache-gb", help="Memory for keys and values; default: what fits.")
     ] = None,
+    kv_offload_gb: Annotated[
+        float | None,
+        typer.Option("--kv-offload-gb", help="Memory beside it for preempted sequences; default: what fits."),
+    ] = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,
@@ -89,6 +93,8 @@ def serve(
         path = resolve(model, bar)
     if kv_cache_gb is not None and not 0 < kv_cache_gb < 1e6:
         raise UsageError("--kv-cache-gb must be positive")
+    if kv_offload_gb is not None and not 0 <= kv_offload_gb < 1e6:
+        raise UsageError("--kv-offload-gb must not be negative")
     if explain:
         from slipstream.engine.foresight import foresee
 
@@ -102,6 +108,7 @@ def serve(
         quantization=quantization,
         threads=threads,
         cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 1e9),
+        spare_bytes=-1 if kv_offload_gb is None else int(kv_offload_gb * 1e9),
         max_sequences=max_num_seqs,
         prefix_cache=not no_prefix_caching,
         tpot_target=tpot_target,

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.engine.flight import Flight, SpanOutcome
+from slipstream.engine.flight import Flight, span_records
 from slipstream.engine.model import Model
 from slipstream.kernels.backend import StepSeconds
 from slipstream.kernels.native import NativeExecutable
 from slipstream.program import Program, SpanShape, StepShape, ops
 from slipstream.program.op_classes import OP_CLASSES, linear_class
-from slipstream.roofline.accounting import Accounting, ClassWork, RowKind, SpanRecord, StepRecord
+from slipstream.roofline.accounting import Accounting, ClassWork, ShiftedSpans, SpanRecord, StepRecord
 from slipstream.roofline.cost import CostModel, Observation, OnlineCost
 
 _LOGITS, _SAMPLE, _ATTENTION = (OP_CLASSES.index(name) for name in ("logits", "sample", "attention"))
@@ -81,13 +81,10 @@ class _Marks(NamedTuple):
     excluded: float
     busy: bool
     accounting: float
-    spans: list[SpanOutcome]
+    flight: Flight
+    repeats: int
+    unwanted: tuple[int, ...]
     seconds: Float64Array | None
-
-
-def _span(span: SpanOutcome) -> SpanRecord:
-    kind: RowKind = "decode" if span.rows == 1 and span.start >= span.prompt_length else "prefill"
-    return SpanRecord(span.request, kind, span.start, span.rows, int(span.draws), int(span.wanted))
 
 
 def _overlap(begun: float, ended: float, low: float, high: float) -> float:
@@ -110,6 +107,7 @@ class StepAccounts:
         self._pending: list[_Marks] = []
         self._before: tuple[_Marks, float] | None = None
         self._output_before = (0.0, 0.0)
+        self._repeated: tuple[Flight, tuple[SpanRecord, ...], int, npt.NDArray[np.int64]] | None = None
         self._woken: float | None = None
         self._excluded = self._own = 0.0
         self.landed = 0.0
@@ -140,11 +138,19 @@ class StepAccounts:
         """So much of the time until the next step is nobody's."""
         self._excluded += seconds
 
-    def end(self, flight: Flight, spans: list[SpanOutcome], ran: float, seconds: Float64Array | None, busy: bool) -> None:
-        """A step has landed: its outcome was there at `ran`; `busy` says whether any request is still open."""
+    def end(self, flight: Flight, unwanted: tuple[int, ...], ran: float, busy: bool) -> None:
+        """A step has landed: its outcome was there at `ran`; nobody wanted the tokens of some of its drawing sequences.
+
+        `busy` says whether any request is still open.
+        """
         ended = time.perf_counter()
-        marks = (flight.begun, flight.planned, ran, ended, self._woken, self._excluded, busy, self._own, spans, seconds)
-        self._pending.append(_Marks(*marks))
+        seconds = flight.output.seconds if flight.output is not None else None
+        self._pending.append(
+            _Marks(
+                flight.begun, flight.planned, ran, ended, self._woken, self._excluded, busy, self._own,
+                flight, flight.repeats, unwanted, seconds,
+            )
+        )  # fmt: skip
         self.landed, self._woken, self._excluded = ran, None, 0.0
         if len(self._pending) >= self.FOLD:
             self.fold()
@@ -160,13 +166,11 @@ class StepAccounts:
                 self._cost.observe(observation(record))
 
     def _record(self, marks: _Marks) -> StepRecord:
-        """Split the time from the end of the step before to the end of this one; what overlaps with it costs nothing."""
+        """Split the time from the end of the step before to the end of this one."""
         taken = StepSeconds(_NOTHING, marks.ran - marks.planned, 0.0, marks.planned)
         if marks.seconds is not None:
             taken = StepSeconds.of(marks.seconds)
-        shape = StepShape.of_spans(
-            (SpanShape(s.start, s.rows, int(s.draws)) for s in marks.spans), self._model.cache
-        )
+        spans, shape = self._spans(marks)
         host = (marks.planned - marks.begun) + (marks.ended - marks.ran)
         last, self._before = self._before, (marks, taken.begun + taken.total)
         waits = _Waits(scheduling=marks.planned - marks.begun, dispatch=max(taken.begun - marks.planned, 0.0))
@@ -174,9 +178,22 @@ class StepAccounts:
             waits = self._waits(marks, taken.begun, *last)
         return StepRecord(
             taken.begun, waits.idle, waits.outside, waits.scheduling, waits.dispatch, waits.output, taken.total,
-            taken.classes, max(taken.stolen, 0.0), shape, tuple(_span(s) for s in marks.spans), waits.accounting,
+            taken.classes, max(taken.stolen, 0.0), shape, spans, waits.accounting,
             max(host - waits.scheduling - waits.output, 0.0),
         )  # fmt: skip
+
+    def _spans(self, marks: _Marks) -> tuple[tuple[SpanRecord, ...] | ShiftedSpans, StepShape]:
+        """A step's spans and shape; one that repeats the step before is written out in short."""
+        if not marks.repeats or self._repeated is None or self._repeated[0] is not marks.flight:
+            spans = tuple(span_records(marks.flight, marks.repeats, marks.unwanted))
+            starts = np.array([span.start for span in spans]) - marks.repeats
+            self._repeated = marks.flight, spans, marks.repeats, starts
+            shape = StepShape.of_spans((SpanShape(s.start, s.rows, s.logit_rows) for s in spans), self._model.cache)
+            return spans, shape
+        _, base, since, starts = self._repeated
+        return ShiftedSpans(base, marks.repeats - since), StepShape.of_decodes(
+            starts + marks.repeats, self._model.cache
+        )
 
     def _waits(self, marks: _Marks, kernels: float, before: _Marks, low: float) -> _Waits:
         """Where the time between two steps' kernels went: from `low` to `kernels`."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import zmq
 
-from slipstream.engine.request import Terms
 from slipstream.engine.messages import (
     Cancel,
     EngineInfo,
@@ -37,6 +36,7 @@ from slipstream.engine.messages import (
     encode,
 )
 from slipstream.engine.output import Chunk
+from slipstream.engine.request import Terms
 from slipstream.engine.worker import WorkerOptions
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams

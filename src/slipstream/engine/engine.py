@@ -16,6 +16,7 @@ from slipstream.engine.model import Model
 from slipstream.engine.output import Chunk, FinishReason, OutputState, TokenLogprob
 from slipstream.engine.request import Request, Terms, Timings
 from slipstream.errors import SlipstreamError, UsageError
+from slipstream.kernels.native import NativeExecutable, usable_cores
 from slipstream.kvcache import BlockPool, PrefixCache
 from slipstream.program import BLOCK_SLOTS, Rows, SpanShape, StepShape
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
@@ -36,20 +37,20 @@ class Engine:
         planner: Planner = schedule,
         limits: Limits | None = None,
         prefix_cache: bool = True,
-        ahead: bool = False,
+        ahead: bool | None = None,
     ):
         """`cost` prices steps and is kept true by the steps that are run; `planner` chooses their rows.
 
-        With `ahead` a step is planned while the one before it runs. Tokens are the same either way.
+        With `ahead` a step is planned while the one before it runs, which pays where there is a core for it beside the
+        kernels' threads, and is the default there. Tokens are the same either way.
         """
-        self.model, self.planner, self.ahead = model, planner, ahead
+        self.model, self.planner = model, planner
+        self.ahead = _core_to_spare(model) if ahead is None else ahead
         self.limits = limits or Limits(model.max_rows)
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
         """What the last step was given; running it again changes nothing."""
-        self._holdings = Holdings(
-            model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token
-        )
+        self._holdings = Holdings(model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token)
         if not prefix_cache:
             self._holdings.prefix = None
         self.timings: dict[int, Timings] = {}
@@ -62,6 +63,7 @@ class Engine:
         self._sequences: list[Sequence] = []
         self._requests: dict[int, Request] = {}
         self._flights: deque[Flight] = deque()
+        self._steady: Flight | None = None
         self._next_request = 0
 
     @property
@@ -126,6 +128,7 @@ class Engine:
             first = first or sequence
             request.outputs[choice] = OutputState(sequence, self.model.tokenizer)
             self._sequences.append(sequence)
+        self._steady = None
         self._requests[number] = request
         self.timings[number] = request.timings
         return number
@@ -195,6 +198,8 @@ class Engine:
     def _launch(self) -> list[Chunk]:
         """Plan a step and start it; returns news of sequences that the plan ends."""
         begun = time.perf_counter()
+        if self._steady is not None and self._repeat(self._steady, begun):
+            return []
         plan = self.planner(self._state())
         chunks = [self._drop(sequence, "length") for sequence in plan.too_large if not sequence.unknown]
         chunks += [self._drop(sequence, "abort") for sequence in plan.expired]
@@ -212,28 +217,51 @@ class Engine:
         for sequence, rows in plan.spans:
             self.served[sequence.tenant] += rows
             self._holdings.remember(sequence)
+        self._depart(flight)
+        return chunks
+
+    def _repeat(self, flight: Flight, begun: float) -> bool:
+        """Let the last plan hold for another step; whether that is possible. The planner would say the same."""
+        assert flight.output is not None
+        assert flight.output.drawn is not None
+        if self.pool.available < len(flight.drawing) or begun >= flight.deadline:
+            return False
+        flight.repeat(flight.output.drawn, begun, self._holdings.take)
+        self.last_step = flight.rows, flight.draws
+        for sequence in flight.drawing:
+            self.served[sequence.tenant] += 1
+        self._depart(flight)
+        return True
+
+    def _depart(self, flight: Flight) -> None:
         flight.planned = time.perf_counter()
         if self.ahead:
-            self.model.executable.submit(*self.last_step)
+            flight.output = None
+            self.model.executable.submit(flight.rows, flight.draws)
         else:
-            flight.output = self.model.executable.step(*self.last_step)
+            flight.output = self.model.executable.step(flight.rows, flight.draws)
         self._flights.append(flight)
-        return chunks
 
     def _land(self) -> list[Chunk]:
         """Take the oldest step's outcome: its tokens become known."""
         flight = self._flights.popleft()
-        output = flight.output or self.model.executable.collect()
+        output = flight.output = flight.output or self.model.executable.collect()
         ran = time.perf_counter()
-        spans = flight.outcome()
+        unwanted = flight.unwanted()
         chunks = []
-        for index, sequence in enumerate(flight.drawing):
-            if not sequence.ended:
-                assert output.drawn is not None
-                sequence.unknown -= 1
-                chunks.append(self._accept(sequence, output.drawn, index))
-        self._accounts.end(flight, spans, ran, output.seconds, bool(self._sequences))
+        if (drawn := output.drawn) is not None:
+            for index, (sequence, token) in enumerate(zip(flight.drawing, drawn.token.tolist(), strict=True)):
+                if not sequence.ended:
+                    logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, drawn, index)
+                    chunks.append(self._accept(sequence, token, logprobs, ran))
+        self._steady = flight if self._holds(flight) else None
+        self._accounts.end(flight, unwanted, ran, bool(self._sequences))
         return chunks
+
+    def _holds(self, flight: Flight) -> bool:
+        """Whether the next step is the same, a token further: nobody came, went or waits."""
+        everybody = len(self._sequences) == len(flight.drawing) and not any(s.ended for s in flight.drawing)
+        return flight.repeatable and everybody and not self.ahead and self.planner is schedule
 
     def _state(self) -> State:
         return State(
@@ -255,17 +283,18 @@ class Engine:
         self.saved += save
         self._requests[sequence.request].timings.preemptions += 1
 
-    def _accept(self, sequence: Sequence, drawn: Drawn, index: int) -> Chunk:
-        token = int(drawn.token[index])
+    def _accept(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Chunk:
         request = self._requests[sequence.request]
         request.timings.generated += 1
-        if request.timings.first_token is None:
-            request.timings.first_token = time.perf_counter()
-        if sequence.choice == 0 and sequence.generated == 0:
-            self._holdings.fork(sequence, [s for s in self._sequences if s.waits_for is sequence])
+        if not sequence.generated:
+            request.timings.first_token = request.timings.first_token or now
+            if sequence.choice == 0 and len(request.outputs) > 1:
+                self._holdings.fork(sequence, [s for s in self._sequences if s.waits_for is sequence])
+        sequence.unknown -= 1
         sequence.append(token)
-        self._holdings.remember(sequence)
-        chunk = request.outputs[sequence.choice].add(token, _logprob(sequence, drawn, index))
+        if not min(sequence.computed, len(sequence.tokens)) % BLOCK_SLOTS:
+            self._holdings.remember(sequence)
+        chunk = request.outputs[sequence.choice].add(token, logprobs)
         if chunk.finish_reason is not None:
             self._end(sequence)
         return chunk
@@ -276,6 +305,7 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
+        self._steady = None
         self._holdings.release(sequence)
         sequence.ended = True
         for other in self._sequences:
@@ -290,10 +320,13 @@ class Engine:
             del self._requests[sequence.request]
 
 
-def _logprob(sequence: Sequence, drawn: Drawn, index: int) -> TokenLogprob | None:
-    if sequence.params.logprobs is None:
-        return None
-    count = 1 + sequence.params.logprobs
+def _core_to_spare(model: Model) -> bool:
+    executable = model.executable
+    return isinstance(executable, NativeExecutable) and executable.threads < usable_cores()
+
+
+def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogprob, ...]:
+    count = 1 + (sequence.params.logprobs or 0)
     tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
     pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
-    return TokenLogprob(*pairs[0], tuple(pairs[1:]))
+    return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)

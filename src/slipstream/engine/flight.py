@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from slipstream.kernels.backend import StepOutput
-from slipstream.program import Rows
-from slipstream.program.sampling import DrawColumns
+from slipstream.program import BLOCK_SLOTS, Rows
+from slipstream.program.rows import POSITION, SLOT, TOKEN
+from slipstream.program.sampling import DrawColumns, Drawn
+from slipstream.roofline.accounting import RowKind, SpanRecord
 from slipstream.scheduling import Sequence, SpanPlan
-
-
-class SpanOutcome(NamedTuple):
-    """A span as it was run: positions from `start`, whether it drew a token, and whether anybody wanted it."""
-
-    request: int
-    start: int
-    rows: int
-    prompt_length: int
-    draws: bool
-    wanted: bool
 
 
 @dataclass(slots=True)
@@ -28,7 +20,8 @@ class Flight:
     """A step under way: its spans with the position each starts at, and the sequences that draw a token, in order.
 
     `begun` and `planned` are when its planning began and when it was handed to the executable; `output` is there at
-    once if it was run at once.
+    once if it was run at once. A `repeatable` step differs from the next one of the same sequences only in tokens and
+    positions, and has been run `repeats` times more, a token further each time.
     """
 
     spans: list[tuple[Sequence, int, int]]
@@ -38,6 +31,9 @@ class Flight:
     begun: float
     planned: float = 0.0
     output: StepOutput | None = None
+    repeatable: bool = False
+    repeats: int = 0
+    deadline: float = math.inf
 
     @classmethod
     def of(cls, spans: SequenceOf[SpanPlan], begun: float) -> Flight:
@@ -45,7 +41,27 @@ class Flight:
         starts = [(sequence, sequence.computed, rows) for sequence, rows in spans]
         drawing = [sequence for sequence, rows in spans if rows == sequence.missing]
         draws = DrawColumns.of([sequence.draw() for sequence in drawing]) if drawing else None
-        return cls(starts, drawing, rows_of(spans), draws, begun)
+        deadline = min((sequence.deadline for sequence, _ in spans), default=math.inf)
+        rows = rows_of(spans)
+        repeatable = len(rows) == len(drawing) and all(sequence.draws_alike for sequence in drawing)
+        return cls(starts, drawing, rows, draws, begun, repeatable=repeatable, deadline=deadline)
+
+    def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
+        """Become the next step, whose tokens the last one drew; `take` gives a sequence blocks for so many rows."""
+        rows, draws = self.rows, self.draws
+        assert draws is not None
+        rows.columns[TOKEN] = drawn.tokens[:, 0]
+        rows.columns[POSITION : SLOT + 1] += 1
+        draws.position[:] += 1
+        for index, sequence in enumerate(self.drawing):
+            if not sequence.computed % BLOCK_SLOTS:
+                take(sequence, 1)
+                rows.slot[index] = sequence.slot(sequence.computed)
+                self.rows = rows = rows.with_table(index, sequence.blocks)
+            sequence.computed += 1
+            sequence.unknown = 1
+        self.begun = begun
+        self.repeats += 1
 
     def depart(self) -> None:
         """Count what it computes as computed, and what it draws as not yet known."""
@@ -55,13 +71,19 @@ class Flight:
             sequence.unknown += 1
             sequence.draw_index = index
 
-    def outcome(self) -> list[SpanOutcome]:
-        """What came of each span. Tokens for a sequence that has ended meanwhile come to nothing."""
-        drawing = {id(sequence) for sequence in self.drawing}
-        return [
-            SpanOutcome(s.request, start, rows, s.prompt_length, draws := id(s) in drawing, draws and not s.ended)
-            for s, start, rows in self.spans
-        ]
+    def unwanted(self) -> tuple[int, ...]:
+        """Drawing sequences that have ended meanwhile: their tokens come to nothing."""
+        return tuple(index for index, sequence in enumerate(self.drawing) if sequence.ended)
+
+
+def span_records(flight: Flight, repeats: int, unwanted: Container[int]) -> Iterator[SpanRecord]:
+    """What became of each span when the step had been repeated so often."""
+    drawing = {id(sequence): index for index, sequence in enumerate(flight.drawing)}
+    for sequence, start, rows in flight.spans:
+        index, at = drawing.get(id(sequence)), start + repeats
+        kind: RowKind = "decode" if rows == 1 and at >= sequence.prompt_length else "prefill"
+        draws = index is not None
+        yield SpanRecord(sequence.request, kind, at, rows, int(draws), int(draws and index not in unwanted))
 
 
 def rows_of(spans: SequenceOf[SpanPlan]) -> Rows:

@@ -36,7 +36,7 @@ class Holdings:
         return self.prefix.peek(sequence.namespace, sequence.tokens) if self.prefix is not None else 0
 
     def take(self, sequence: Sequence, rows: int) -> None:
-        """Give a sequence blocks for `rows` more tokens; what it has elsewhere, or the prefix cache knows, comes first."""
+        """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows."""
         if sequence.saved:
             self._restore(sequence)
         elif not sequence.blocks and self.prefix is not None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slipstream.engine.request import Terms
 from slipstream.engine.output import Chunk
+from slipstream.engine.request import Terms
 from slipstream.program.sampling import SamplingParams
 
 

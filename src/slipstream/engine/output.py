@@ -38,30 +38,34 @@ class OutputState:
     sequence: Sequence
     tokenizer: Tokenizer
     detokenizer: Detokenizer = field(init=False)
-    stops: StopStrings = field(init=False)
+    stops: StopStrings | None = field(init=False)
+    ends: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        params = self.sequence.params
         self.detokenizer = self.tokenizer.detokenizer()
-        self.stops = StopStrings(self.sequence.params.stop)
+        self.stops = StopStrings(params.stop) if params.stop else None
+        self.ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self.ends |= self.sequence.eos
 
-    def add(self, token: int, logprob: TokenLogprob | None) -> Chunk:
+    def add(self, token: int, logprobs: tuple[TokenLogprob, ...] = ()) -> Chunk:
         """Account for a token that was just appended to the sequence."""
         sequence, params = self.sequence, self.sequence.params
-        logprobs = (logprob,) if logprob else ()
-
-        def chunk(text: str, reason: FinishReason | None = None, stop: str | int | None = None) -> Chunk:
-            return Chunk(sequence.request, sequence.choice, text, (token,), logprobs, reason, stop)
-
-        enough = sequence.generated >= params.min_tokens
-        if enough and token in params.stop_token_ids:
-            return chunk(self.stops.finish() + self.detokenizer.finish(), "stop", token)
-        if enough and token in sequence.eos and not params.ignore_eos:
-            return chunk(self.stops.finish() + self.detokenizer.finish(), "stop")
-        text, stop = self.stops.add(self.detokenizer.add(token))
-        if stop is not None and enough:
-            return chunk(text, "stop", stop)
-        if len(sequence.tokens) >= sequence.limit:
-            rest, stop = self.stops.add(self.detokenizer.finish())
-            text += rest if stop is not None else rest + self.stops.finish()
-            return chunk(text, "length" if stop is None else "stop", stop)
-        return chunk(text)
+        enough = not params.min_tokens or sequence.generated >= params.min_tokens
+        reason: FinishReason | None = None
+        stop: str | int | None = None
+        if token in self.ends and enough:
+            text, reason = self.detokenizer.finish(), "stop"
+            stop = token if token in params.stop_token_ids else None
+        else:
+            text = self.detokenizer.add(token)
+            if len(sequence.tokens) >= sequence.limit:
+                text, reason = text + self.detokenizer.finish(), "length"
+        if self.stops is not None and enough:
+            text, hit = self.stops.add(text)
+            if hit is not None:
+                reason, stop = "stop", hit
+            elif reason is not None:
+                text += self.stops.finish()
+        return Chunk(sequence.request, sequence.choice, text, (token,), logprobs, reason, stop)

@@ -78,7 +78,7 @@ def self_test(model: Model, cost: CostModel, prompt: list[int], progress: Progre
     ) -> Explanation:
         # Foreign prompts are to hurt: nothing is cached, and running streams must bear whole prompts in their steps.
         limits = Limits(on.max_rows, tpot_target=FOREIGN_BEARABLE)
-        engine = Engine(on, cost, planner, limits, prefix_cache=False)
+        engine = Engine(on, cost, planner, limits, prefix_cache=False, ahead=False)
         return explain(engine, prompt, params, load, (lambda e, n: outside.wait()) if outside else None)
 
     plain = run().waterfall

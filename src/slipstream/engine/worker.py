@@ -42,6 +42,10 @@ from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits
 
 _DIE_WITH_PARENT = 1
+PLANNING = 1e-3
+"""Seconds before the end of a step at which the next one is planned."""
+CHECK_AFTER = 0.5
+"""Seconds without a request after which an engine that has done something checks that no block was leaked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class WorkerOptions:
     quantization: str = "none"
     threads: int | None = None
     cache_bytes: int | None = None
+    spare_bytes: int = -1
     max_sequences: int = 256
     prefix_cache: bool = True
     tpot_target: float | None = None
@@ -68,6 +73,7 @@ class WorkerOptions:
             threads=self.threads,
             sequences=0,
             cache_bytes=self.cache_bytes,
+            spare_bytes=self.spare_bytes,
         )
 
 
@@ -79,14 +85,25 @@ class Worker:
         self._numbers: dict[int, int] = {}  # engine's number → client's
         self._ours: dict[int, int] = {}  # client's number → engine's
         self._stopping = False
+        self._stepped, self._checked = 0.0, True
 
     def run(self) -> None:
-        """Until told to stop, and everything that runs has ended."""
+        """Until told to stop, and everything that runs has ended. Raises ValueError if the idle engine is damaged."""
         while not (self._stopping and not self.engine.busy):
-            if self.socket.poll(0 if self.engine.busy else None):
+            if self.socket.poll(self._patience()):
                 self._listen()
-            if self.engine.busy:
+            if self.engine.busy and not self._patience():
                 self._step()
+                self._stepped, self._checked = time.monotonic(), False
+            if not (self._checked or self.engine.busy) and time.monotonic() - self._stepped > CHECK_AFTER:
+                self.engine.check()
+                self._checked = True
+
+    def _patience(self) -> int | None:
+        """Milliseconds to listen: the next step is planned when the one under way is about to end, and not before."""
+        if not self.engine.busy:
+            return None
+        return int(1e3 * max(0.0, self.engine.seconds_left() - PLANNING))
 
     def _listen(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,12 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 
+_SLACK = 8  # columns that a block table grows by
 NO_PARENT = -1
 """A row's parent when its predecessor is already in the cache (or it is at position 0)."""
+
+SEQUENCE, TOKEN, POSITION, SLOT, PARENT = range(5)
+"""The columns of `Rows.columns`."""
 
 
 def sampled(draw: int) -> int:
@@ -58,27 +62,27 @@ class Rows:
     @property
     def sequence(self) -> Int32Array:
         """Index of each row's sequence in the block tables."""
-        return self.columns[0]
+        return self.columns[SEQUENCE]
 
     @property
     def token(self) -> Int32Array:
         """Token ids."""
-        return self.columns[1]
+        return self.columns[TOKEN]
 
     @property
     def position(self) -> Int32Array:
         """Logical positions."""
-        return self.columns[2]
+        return self.columns[POSITION]
 
     @property
     def slot(self) -> Int32Array:
         """Cache slots."""
-        return self.columns[3]
+        return self.columns[SLOT]
 
     @property
     def parent(self) -> Int32Array:
         """Rows that hold the token before, or NO_PARENT."""
-        return self.columns[4]
+        return self.columns[PARENT]
 
     @classmethod
     def of_columns(
@@ -110,6 +114,15 @@ class Rows:
         )
         result.check()
         return result
+
+    def with_table(self, index: int, blocks: Sequence[int]) -> Rows:
+        """The same rows with another block table for a sequence; in place if it is wide enough."""
+        tables = self.block_tables
+        if len(blocks) > tables.shape[1]:
+            tables = np.full((len(tables), len(blocks) + _SLACK), -1, np.int32)
+            tables[:, : self.block_tables.shape[1]] = self.block_tables
+        tables[index, : len(blocks)] = blocks
+        return self if tables is self.block_tables else replace(self, block_tables=tables)
 
     def resolve(self, drawn: Int32Array | Sequence[int]) -> None:
         """Fill in the tokens that the last step drew. Raises ValueError for a draw that it did not make."""

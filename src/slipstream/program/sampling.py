@@ -172,6 +172,11 @@ class DrawColumns:
     def __len__(self) -> int:
         return len(self.seed)
 
+    @property
+    def position(self) -> npt.NDArray[np.int32]:
+        """Positions of the tokens to be drawn."""
+        return self.ints[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.program.cache import CacheSpec
 from slipstream.program.rows import Rows
@@ -47,6 +48,18 @@ class StepShape:
             seen += int(visible.sum()) * group.layers
             layers += group.layers
         return cls(len(rows), len(rows.logit_rows), kv_bytes, seen // max(layers, 1), 0, collectives)
+
+    @classmethod
+    def of_decodes(cls, positions: npt.NDArray[np.int64], cache: CacheSpec) -> StepShape:
+        """The shape of a step of one row for each sequence, all with logits, at these positions."""
+        context, count = positions + 1, len(positions)
+        kv_bytes = seen = layers = 0
+        for group in cache:
+            visible = int((context if group.window is None else np.minimum(context, group.window)).sum())
+            kv_bytes += visible * group.bytes_per_token
+            seen += visible * group.layers
+            layers += group.layers
+        return cls(count, count, kv_bytes, seen // max(layers, 1))
 
     @classmethod
     def of_spans(cls, spans: Iterable[SpanShape], cache: CacheSpec, collectives: int = 0) -> StepShape:

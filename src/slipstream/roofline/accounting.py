@@ -7,7 +7,7 @@ from the backend's own clock, by class of work; the rest from marks around them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -33,6 +33,18 @@ class SpanRecord(NamedTuple):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class ShiftedSpans:
+    """The spans of a step of decodes that was `base` `shift` tokens before: not written out until somebody looks."""
+
+    base: tuple[SpanRecord, ...]
+    shift: int
+
+    def __iter__(self) -> Iterator[SpanRecord]:
+        for span in self.base:
+            yield span._replace(start=span.start + self.shift)
+
+
 class StepRecord(NamedTuple):
     """One step, from the end of the kernels of the step before; `begun` is when its own began.
 
@@ -53,7 +65,7 @@ class StepRecord(NamedTuple):
     classes: Float64Array
     stolen: float
     shape: StepShape
-    spans: tuple[SpanRecord, ...]
+    spans: tuple[SpanRecord, ...] | ShiftedSpans
     accounting: float = 0.0
     hidden: float = 0.0
 
@@ -122,12 +134,16 @@ class Accounting:
         totals.logit_rows += shape.logit_rows
         totals.kv_bytes += shape.kv_bytes
         totals.row_context += shape.row_context
+        self.class_seconds += record.classes
+        if isinstance(record.spans, ShiftedSpans):
+            totals.rows["decode"] += len(record.spans.base)
+            totals.tokens += len(record.spans.base)
+            return
         for span in record.spans:
             totals.rows[span.kind] += span.rows
             totals.tokens += span.tokens
             if span.kind == "verify":
                 totals.wasted_drafts += span.rows - span.tokens
-        self.class_seconds += record.classes
 
     def bytes_by_class(self) -> dict[str, float]:
         """Bytes read since the start, the cache under "attention"."""

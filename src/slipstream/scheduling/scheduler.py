@@ -110,9 +110,7 @@ class _Planner:
         state = self.state
         expired = [s for s in state.sequences if s.deadline <= state.now]
         ready = [
-            s
-            for s in state.sequences
-            if s.waits_for is None and s.missing and s.may_go_on and s.deadline > state.now
+            s for s in state.sequences if s.waits_for is None and s.missing and s.may_go_on and s.deadline > state.now
         ]
         if len(ready) > 1:
             decodes = sorted((s for s in ready if s.blocks and s.missing == 1), key=self._urgency)

@@ -73,6 +73,11 @@ class Sequence:
         """Whether the next token cannot be drawn before the last one is known."""
         return self.params.has_penalties
 
+    @property
+    def draws_alike(self) -> bool:
+        """Whether all tokens to come are drawn like the next one, but for their position."""
+        return not self.params.has_penalties and self.generated + self.unknown >= self.params.min_tokens
+
     def token(self, position: int) -> int:
         """The token at a position, or what stands for one that is unknown."""
         return self.tokens[position] if position < len(self.tokens) else sampled(self.draw_index)
@@ -84,7 +89,8 @@ class Sequence:
     def append(self, token: int) -> None:
         """Add a drawn token."""
         self.tokens.append(token)
-        self.counts[token] += 1
+        if self.params.has_penalties:
+            self.counts[token] += 1
 
     def draw(self) -> Draw:
         """How the token after the last one is drawn."""

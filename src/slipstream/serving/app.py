@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 
 from slipstream import __version__
 from slipstream.engine.client import EngineClient, EngineDiedError
-from slipstream.engine.request import Terms
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
+from slipstream.engine.request import Terms
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai

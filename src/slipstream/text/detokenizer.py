@@ -14,16 +14,24 @@ class Detokenizer:
     """
 
     def __init__(self, token_bytes: Sequence[bytes], strip_first_space: bool = False):
-        self._bytes = token_bytes
+        self._bytes, self._count = token_bytes, len(token_bytes)
+        self._unfinished = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = strip_first_space
 
     def add(self, token: int) -> str:
         """Text that the token completes, perhaps none."""
-        raw = self._bytes[token] if 0 <= token < len(self._bytes) else b""
+        raw = self._bytes[token] if 0 <= token < self._count else b""
         if self._strip and raw:
             raw, self._strip = raw.removeprefix(b" "), False
-        return self._decoder.decode(raw)
+        if not self._unfinished:
+            try:
+                return raw.decode()
+            except UnicodeDecodeError:
+                pass  # perhaps only half a character yet
+        text = self._decoder.decode(raw)
+        self._unfinished = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What is left: an unfinished character comes out as U+FFFD."""

@@ -101,11 +101,12 @@ def _adds_space(meta: dict[str, Any]) -> bool:
 
 
 class _TokenBytes(Sequence[bytes]):
-    """The bytes each token stands for, found when asked for."""
+    """The bytes each token stands for, found when first asked for."""
 
     def __init__(self, inner: tokenizers.Tokenizer, types: npt.NDArray[np.int32], byte_level: bool):
         self._inner, self._types, self._byte_level = inner, types, byte_level
         self._alphabet = byte_alphabet()
+        self._found: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._types)
@@ -117,6 +118,12 @@ class _TokenBytes(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        found = self._found.get(index)
+        if found is None:
+            found = self._found[index] = self._find(index)
+        return found
+
+    def _find(self, index: int) -> bytes:
         kind, token = self._types[index], self._inner.id_to_token(index) or ""
         if kind in (CONTROL, UNKNOWN, UNUSED):
             return b""

@@ -63,6 +63,8 @@ class Executor:
         tables: npt.NDArray[np.int32],
         logit_rows: npt.NDArray[np.int32],
         draws: Draws | None,
+        tokens: npt.NDArray[np.int32],
+        logprobs: npt.NDArray[np.float32],
         copies: npt.NDArray[np.int32],
     ) -> None: ...
     def wait(self) -> None: ...
@@ -128,6 +130,8 @@ class Executor:
         tables: npt.NDArray[np.int32],
         logit_rows: npt.NDArray[np.int32],
         draws: Draws,
+        tokens: npt.NDArray[np.int32],
+        logprobs: npt.NDArray[np.float32],
     ) -> None: ...
     def read_weights(self, threads: int) -> float: ...
     def copy_logits(self, out: _Floats) -> None: ...

@@ -45,7 +45,7 @@ class CacheArena:
 
     @classmethod
     def allocate(cls, spec: CacheSpec, blocks: int, spare: int = 0) -> CacheArena:
-        """Room for `blocks` blocks and `spare` more. Raises UnsupportedModelError for groups that have no native kernel."""
+        """Room for `blocks` blocks and `spare` more. Raises UnsupportedModelError for groups that have no kernel."""
         places, at = {}, 0
         for index, group in enumerate(spec):
             for layer in range(group.layers):

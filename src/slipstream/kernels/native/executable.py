@@ -44,13 +44,14 @@ def default_threads() -> int:
 
 _SECONDS = len(OP_CLASSES) + 3
 _NO_COPIES = np.empty((0, 2), np.int32)
+_NOTHING_DRAWN = Drawn(np.empty((0, 1), np.int32), np.empty((0, 1), np.float32))
 
 
-def native_draws(draws: DrawColumns, out: Drawn) -> _native.Draws:
-    """The draws as the executor takes them; `out` is what it fills."""
+def native_draws(draws: DrawColumns) -> _native.Draws:
+    """The draws as the executor takes them: the same arrays."""
     return _native.Draws(
         draws.ints, draws.floats, draws.seed, draws.adjust_start, draws.adjust_token, draws.adjust_value,
-        draws.allowed_start, draws.allowed_token, out.tokens, out.logprobs,
+        draws.allowed_start, draws.allowed_token,
     )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ class _Flight(NamedTuple):
 
     rows: Rows
     draws: DrawColumns | None
-    drawn: Drawn | None
+    drawn: Drawn
     copies: npt.NDArray[np.int32]
 
 
@@ -84,12 +85,11 @@ class NativeExecutable:
         self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
         self._flights: deque[_Flight] = deque()
         self._copies = _NO_COPIES
+        self._draws: tuple[DrawColumns, _native.Draws] | None = None
 
     def with_threads(self, threads: int) -> NativeExecutable:
         """The same weights and cache, run by another number of threads; never step both at once."""
-        return NativeExecutable(
-            self.program, self.operands, threads, self.max_rows, self.packings, self.stored_bytes
-        )
+        return NativeExecutable(self.program, self.operands, threads, self.max_rows, self.packings, self.stored_bytes)
 
     @property
     def isa(self) -> str:
@@ -139,23 +139,26 @@ class NativeExecutable:
             self.executor.step(*columns)
         else:
             drawn = Drawn.empty(draws)
-            self.executor.step_sampled(*columns, native_draws(draws, drawn))
+            if self._draws is None or self._draws[0] is not draws:
+                self._draws = draws, native_draws(draws)
+            self.executor.step_sampled(*columns, self._draws[1], drawn.tokens, drawn.logprobs)
         scores = None
         if logits:
             scores = np.empty((len(rows.logit_rows), self.program.vocabulary), np.float32)
             self.executor.copy_logits(scores)
         self.executor.copy_seconds(seconds)
-        return StepOutput(drawn, scores, self._tapped(len(rows)), seconds)
+        return StepOutput(drawn, scores, self._tapped(len(rows)) if self._taps else {}, seconds)
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Queue a step on the executor's own thread. Raises UsageError for a program with taps: they are not kept."""
         if self._taps:
             raise UsageError("the steps of a program with taps are run one at a time")
-        drawn = native = None
+        drawn, native = _NOTHING_DRAWN, None
         if draws is not None and len(rows.logit_rows):
-            drawn = Drawn.empty(draws)
-            native = native_draws(draws, drawn)
-        self.executor.submit(rows.columns, rows.block_tables, rows.logit_rows, native, self._copies)
+            drawn, native = Drawn.empty(draws), native_draws(draws)
+        self.executor.submit(
+            rows.columns, rows.block_tables, rows.logit_rows, native, drawn.tokens, drawn.logprobs, self._copies
+        )
         self._flights.append(_Flight(rows, draws, drawn, self._copies))
         self._copies = _NO_COPIES
 
@@ -170,7 +173,7 @@ class NativeExecutable:
             self.executor.collect(seconds)
         finally:
             self._flights.popleft()
-        return StepOutput(flight.drawn, seconds=seconds)
+        return StepOutput(flight.drawn if flight.draws is not None else None, seconds=seconds)
 
     def touch_blocks(self, blocks: npt.NDArray[np.int32]) -> None:
         """Commit blocks (their content is lost), so that what reads them can be timed."""

@@ -46,13 +46,14 @@ class NativeInstruments:
         """Seconds of a step that embeds one token, scores 64 and draws one: what every step costs besides its work."""
         executor = _native.Executor(threads, 1)
         matrix = _native.Matrix("f32", WIDTH, WIDTH, np.zeros(_native.packed_bytes("f32", WIDTH, WIDTH), np.uint8))
+        executor.set_cache(np.zeros(1, np.uint8), 1, 1, 0)
         x = executor.buffer(WIDTH)
         executor.embed(x, matrix, 1.0)
         executor.logits(x, None, 0.0, matrix, None, 0.0)
         rows = Rows.of([Row(0, 0, 0, 0, -1, True)], [[0]])
         draws = DrawColumns.of([Draw(SamplingParams(temperature=0.7), 0, 0, 1)])
         out = Drawn.empty(draws)
-        arguments = (rows.columns, rows.block_tables, rows.logit_rows, native_draws(draws, out))
+        arguments = (rows.columns, rows.block_tables, rows.logit_rows, native_draws(draws), out.tokens, out.logprobs)
         begun = time.perf_counter()
         for _ in range(STEPS):
             executor.step_sampled(*arguments)

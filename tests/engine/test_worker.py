@@ -1,0 +1,77 @@
+"""The engine's process, without the process: it listens while a step runs, and checks itself when nobody asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from slipstream.engine import Engine, Model, Terms
+from slipstream.engine import worker as worker_module
+from slipstream.engine.messages import News, Ping, Pong, Stop, Submit, decode_from_engine, encode
+from slipstream.engine.worker import Worker
+from slipstream.program.sampling import SamplingParams
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    context = zmq.Context()
+    ours, theirs = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    ours.bind("inproc://worker")
+    theirs.connect("inproc://worker")
+    yield ours, theirs
+    ours.close(0)
+    theirs.close(0)
+    context.term()
+
+
+def ask(socket: zmq.Socket[bytes], message: object) -> None:
+    socket.send(encode(message))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_idle_engine_checks_itself_once(
+    tiny_model: Model,
+    sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: bool,
+) -> None:
+    monkeypatch.setattr(worker_module, "CHECK_AFTER", 0.0)
+    engine = Engine(tiny_model, ahead=ahead)
+    checks: list[bool] = []
+    monkeypatch.setattr(engine, "check", lambda: checks.append(engine.busy))
+    client, server = sockets
+    thread = threading.Thread(target=Worker(tiny_model, engine, 100.0, server).run)
+    ask(client, Ping())
+    ask(client, Submit(7, [1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True), Terms()))
+    thread.start()
+    news, tokens = [], 0
+    while tokens < 5:
+        assert client.poll(10_000), "the worker says nothing"
+        message = decode_from_engine(client.recv())
+        news.append(message)
+        tokens += len(message.chunks) if isinstance(message, News) else 0
+    for _ in range(2):
+        ask(client, Ping())
+    ask(client, Stop())
+    thread.join(10)
+    assert not thread.is_alive()
+    assert isinstance(news[0], Pong)
+    assert checks == [False]
+
+
+def test_a_damaged_engine_ends(
+    tiny_model: Model, sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is started again, and nobody's tokens come from another's blocks."""
+    monkeypatch.setattr(worker_module, "CHECK_AFTER", 0.0)
+    engine = Engine(tiny_model)
+    client, server = sockets
+    worker = Worker(tiny_model, engine, 100.0, server)
+    ask(client, Submit(7, [1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True), Terms()))
+    ask(client, Stop())
+    engine.pool.take(1)
+    with pytest.raises(ValueError, match="disagree"):
+        worker.run()
