@@ -194,6 +194,12 @@ size_t Executor::weight_bytes() const {
   return total;
 }
 
+size_t Executor::buffer_bytes() const {
+  size_t total = (size_t)max_rows_ * round_up(vocabulary(), kGroup) * sizeof(float);
+  for (const Buffer& b : buffers_) total += b.data.size() * sizeof(float);
+  return total;
+}
+
 std::array<double, kOpClasses> Executor::class_bytes() const {
   std::array<double, kOpClasses> bytes{};
   for (const LinearOp& op : linears_)

@@ -116,6 +116,8 @@ class Executor {
   // Seconds that `threads` threads need to read every weight of a one-row step when nothing is computed.
   double read_weights(int threads);
   size_t weight_bytes() const;
+  // Bytes of the activations' buffers, for the most rows; what attention and logits take besides grows with use.
+  size_t buffer_bytes() const;
   std::array<double, kOpClasses> class_bytes() const;
   // Make every instruction of a class (or the sampling) take this much longer: how the accounting is tested.
   void set_delay(OpClass c, double seconds) { delays_[(int)c] = seconds; }

@@ -382,6 +382,7 @@ NB_MODULE(_native, m) {
       .def("step_sampled", &step_sampled)
       .def("read_weights", [](PyExecutor& s, int threads) { nb::gil_scoped_release r; return s.e.read_weights(threads < 1 ? 1 : threads); }, nb::arg("threads"))
       .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })
+      .def_prop_ro("buffer_bytes", [](const PyExecutor& s) { return s.e.buffer_bytes(); })
       .def_prop_ro("threads", [](const PyExecutor& s) { return s.e.threads(); })
       .def_prop_ro("max_rows", [](const PyExecutor& s) { return s.e.max_rows(); })
       .def("copy_logits", [](PyExecutor& s, OutTable<float> out) {

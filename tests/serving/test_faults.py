@@ -229,6 +229,23 @@ def test_sigterm_drains(tiny_gguf: Path) -> None:
     assert len(answers[0].json()["choices"]) == 8
 
 
+def test_what_was_expected_and_what_came(tiny_gguf: Path) -> None:
+    server = start(tiny_gguf, "--explain", "--kv-cache-gb", "0.01", "--kv-offload-gb", "0.002", "--api-key", KEY)
+    try:
+        said = "".join(server.log)
+        assert "10 MB cache + 2 MB for what is moved out of it" in said
+        assert "first bottleneck" in said
+        with server.client() as http:
+            assert http.post(CHAT, json=body(20)).status_code == 200
+            assert 'num_cpu_blocks="' in http.get("/metrics").text
+    finally:
+        stop(server)
+    end = time.monotonic() + 5
+    while "the median of 1 answers got" not in "".join(server.log) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "the median of 1 answers got" in "".join(server.log)
+
+
 def test_idle_means_idle(server: Server) -> None:
     idle(server)
     time.sleep(0.5)

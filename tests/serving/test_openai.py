@@ -8,6 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.engine import Engine, LoadOptions, load_model
 from slipstream.program.sampling import SamplingParams
@@ -183,12 +184,45 @@ def test_tokenize_and_back(server: Server) -> None:
         assert chat["count"] > 10
 
 
+DASHBOARD = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "cache_config_info",
+    "prompt_tokens_total",
+    "prompt_tokens_cached_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "time_to_first_token_seconds_bucket",
+    "inter_token_latency_seconds_bucket",
+    "request_time_per_output_token_seconds_bucket",
+    "e2e_request_latency_seconds_bucket",
+    "request_queue_time_seconds_bucket",
+    "request_prefill_time_seconds_bucket",
+    "request_decode_time_seconds_bucket",
+    "request_inference_time_seconds_bucket",
+    "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket",
+    "iteration_tokens_total_bucket",
+)
+"""vLLM's names that dashboards look for."""
+
+
 def test_metrics_and_explain(server: Server, client: openai.OpenAI) -> None:
     ask(client, max_tokens=60)
     with server.client() as http:
         explained = http.get("/explain").json()
         assert sum(explained["parts"].values()) == pytest.approx(explained["seconds_per_token"])
         text = http.get("/metrics").text
-        assert "vllm:generation_tokens_total" in text
+        for name in DASHBOARD:
+            assert f"vllm:{name}{{" in text, name
+        families = {f.name: f for f in text_string_to_metric_families(text)}
+        gaps = {s.name: s.value for s in families["vllm:inter_token_latency_seconds"].samples if "bucket" not in s.name}
+        assert gaps["vllm:inter_token_latency_seconds_count"] >= 59
+        steps = {s.labels.get("le"): s.value for s in families["vllm:iteration_tokens_total"].samples}
+        assert steps["1.0"] >= 59, "decodes of one user"
         assert 'slipstream_waterfall_seconds_per_token{model_name="tiny",part="ceiling"}' in text
         assert json.loads(http.get("/version").text)["version"]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, overload
 
 import typer
 
@@ -98,17 +98,17 @@ def serve(
     if explain:
         from slipstream.engine.foresight import foresee
 
-        wanted = replace(options, cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 1e9), sequences=0)
-        for line in foresee(path, wanted, (max_model_len or 2048) // 4).lines():
-            print(line, file=sys.stderr)
+        wanted = replace(options, cache_bytes=_bytes(kv_cache_gb), spare_bytes=_bytes(kv_offload_gb, -1), sequences=0)
+        expected = foresee(path, wanted, (max_model_len or 2048) // 4)
+        print(*expected.lines(), sep="\n", file=sys.stderr)
     worker = WorkerOptions(
         model=model,
         max_len=max_model_len,
         kv_format=kv_cache_dtype,
         quantization=quantization,
         threads=threads,
-        cache_bytes=None if kv_cache_gb is None else int(kv_cache_gb * 1e9),
-        spare_bytes=-1 if kv_offload_gb is None else int(kv_offload_gb * 1e9),
+        cache_bytes=_bytes(kv_cache_gb),
+        spare_bytes=_bytes(kv_offload_gb, -1),
         max_sequences=max_num_seqs,
         prefix_cache=not no_prefix_caching,
         tpot_target=tpot_target,
@@ -117,7 +117,17 @@ def serve(
     limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout)
     listener = _listen(host, port)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(_serve(worker, path, served_model_name or model, keys, limits, listener, drain_timeout))
+    served = asyncio.run(_serve(worker, path, served_model_name or model, keys, limits, listener, drain_timeout))
+    if explain:
+        print(expected.compared(served), file=sys.stderr)
+
+
+@overload
+def _bytes(gigabytes: float | None) -> int | None: ...
+@overload
+def _bytes(gigabytes: float | None, otherwise: int) -> int: ...
+def _bytes(gigabytes: float | None, otherwise: int | None = None) -> int | None:
+    return otherwise if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -139,7 +149,8 @@ async def _serve(
     limits: ServerLimits,
     listener: socket.socket,
     drain_timeout: float,
-) -> None:
+) -> list[float]:
+    """Serve until a signal comes; returns tokens a second of each answer after its first token."""
     import uvicorn
 
     from slipstream.engine.client import EngineClient
@@ -183,7 +194,9 @@ async def _serve(
     print(
         f"{served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "
         f"{info.weight_bytes / 1e6:.0f} MB weights, {info.cache_tokens} tokens of cache "
-        f"({info.kv_bytes / 1e6:.0f} MB, {info.kv_format}), ceiling {info.ceiling_tok_s:.0f} tokens/s for one user",
+        f"({info.kv_bytes / 1e6:.0f} MB, {info.kv_format}), room for {info.spare_tokens} moved out of it "
+        f"({info.spare_bytes / 1e6:.0f} MB), up to {info.buffer_bytes / 1e6:.0f} MB of buffers, "
+        f"ceiling {info.ceiling_tok_s:.0f} tokens/s for one user",
         file=sys.stderr,
         flush=True,
     )
@@ -191,3 +204,4 @@ async def _serve(
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+    return list(api.metrics.rates)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks, spare_blocks
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
@@ -18,10 +20,14 @@ TYPICAL_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Bytes of weights and of the whole cache, memory there is, and the ceiling for one user at `context` tokens."""
+    """Bytes of weights, of the whole cache and of what is moved out of it, and the memory there is.
+
+    The ceiling is for one user at `context` tokens.
+    """
 
     weight_bytes: float
     cache_bytes: float
+    spare_bytes: float
     memory: int
     ceiling: Ceiling
     context: int
@@ -33,8 +39,8 @@ class Foresight:
 
     @property
     def fits(self) -> bool:
-        """Whether weights and cache fit into memory."""
-        return self.weight_bytes + self.cache_bytes < self.memory
+        """Whether all of it fits into memory."""
+        return self.weight_bytes + self.cache_bytes + self.spare_bytes < self.memory
 
     def bottleneck(self) -> str:
         """What a token waits for first."""
@@ -46,12 +52,23 @@ class Foresight:
         share = work.weight_bytes / work.bytes
         return f"reading the weights ({share:.0%} of {work.bytes / 1e6:.0f} MB a token)"
 
+    def compared(self, rates: Sequence[float]) -> str:
+        """What was expected beside the tokens a second that answers really got, for people."""
+        if not rates:
+            return "nobody asked: there is nothing to compare with what was expected"
+        got = statistics.median(rates)
+        return (
+            f"expected about {self.expected_tok_s:.0f} tokens/s for one user; the median of {len(rates)} answers got "
+            f"{got:.0f} ({got / self.expected_tok_s:.0%}), the fastest {max(rates):.0f}"
+        )
+
     def lines(self) -> list[str]:
         """For people."""
-        total = self.weight_bytes + self.cache_bytes
+        total = self.weight_bytes + self.cache_bytes + self.spare_bytes
         room = "fits" if self.fits else "does NOT fit; shorten --max-model-len or take a smaller model"
         return [
-            f"memory: {self.weight_bytes / 1e6:.0f} MB weights + {self.cache_bytes / 1e6:.0f} MB cache = "
+            f"memory: {self.weight_bytes / 1e6:.0f} MB weights + {self.cache_bytes / 1e6:.0f} MB cache + "
+            f"{self.spare_bytes / 1e6:.0f} MB for what is moved out of it = "
             f"{total / 1e6:.0f} MB of {self.memory / 1e6:.0f} MB: {room}",
             f"expected: about {self.expected_tok_s:.0f} tokens/s for one user at {self.context} tokens of context, "
             f"{TYPICAL_SHARE:.0%} of the ceiling of {self.ceiling.tok_s:.0f} "
@@ -69,7 +86,8 @@ def foresee(path: Path, options: LoadOptions, context: int, probe: Probe | None 
     block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
     blocks = cache_blocks(options, max_len, block_bytes, round(model_bytes(shape, precision)))
     cache = blocks * block_bytes
+    spare = spare_blocks(options, blocks, block_bytes, round(model_bytes(shape, precision))) * block_bytes
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)
     setting = Setting(shape, hardware, precision, bits, 1, context)
-    return Foresight(model_bytes(shape, precision), cache, usable_memory(), ceiling(setting), context)
+    return Foresight(model_bytes(shape, precision), cache, spare, usable_memory(), ceiling(setting), context)

@@ -54,6 +54,10 @@ class EngineInfo:
     kv_bytes: int
     kv_format: str
     cache_tokens: int
+    spare_bytes: int
+    spare_tokens: int
+    buffer_bytes: int
+    prefix_cache: bool
     ceiling_tok_s: float
     load_seconds: float
 
@@ -67,9 +71,11 @@ class Stats:
     kv_usage: float = 0.0
     steps: int = 0
     preemptions: int = 0
+    saved: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     rows: dict[str, int] = field(default_factory=dict)
+    step_rows: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
 

@@ -81,6 +81,11 @@ class Model:
         return self.blocks * self.cache.bytes_per_block
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of activations and logits, as far as the backend tells."""
+        return getattr(self.executable, "buffer_bytes", 0)
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes for what is moved out of the cache."""
         return self.spare_blocks * self.cache.bytes_per_block

@@ -174,6 +174,7 @@ class Worker:
             "dispatch": totals.dispatch,
             "output": totals.output,
             "accounting": totals.accounting,
+            "hidden": totals.hidden,
             "outside": totals.outside,
             "idle": totals.idle,
         }
@@ -184,9 +185,11 @@ class Worker:
             1.0 - pool.available / pool.size,
             totals.steps,
             engine.preemptions,
+            engine.saved,
             prefix.queries if prefix else 0,
             prefix.hits if prefix else 0,
             dict(totals.rows),
+            dict(totals.step_rows),
             dict(seconds),
         )
 
@@ -211,6 +214,10 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
         model.kv_bytes,
         options.kv_format,
         engine.pool.size * BLOCK_SLOTS,
+        model.spare_bytes,
+        engine.spare.size * BLOCK_SLOTS,
+        model.buffer_bytes,
+        options.prefix_cache,
         ceiling.tok_s,
         time.perf_counter() - begun,
     )

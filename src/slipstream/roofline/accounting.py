@@ -90,6 +90,8 @@ class Totals:
     hidden: float = 0.0
     stolen: float = 0.0
     rows: Counter[str] = field(default_factory=Counter)
+    step_rows: Counter[int] = field(default_factory=Counter)
+    """Steps by their rows: of more than 2**(key - 1), at most 2**key."""
     logit_rows: int = 0
     kv_bytes: int = 0
     row_context: int = 0
@@ -122,6 +124,7 @@ class Accounting:
         self.records.append(record)
         totals, shape = self.totals, record.shape
         totals.steps += 1
+        totals.step_rows[(shape.rows - 1).bit_length()] += 1
         totals.steps_with_logits += shape.logit_rows > 0
         totals.idle += record.idle
         totals.outside += record.outside

@@ -28,6 +28,7 @@ from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
 from slipstream.serving.answers import ChatAnswer, CompletionAnswer, usage_of
+from slipstream.serving.engine_metrics import EngineCollector
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
@@ -66,7 +67,8 @@ class Api:
     ):
         self.client, self.tokenizer, self.template = client, tokenizer, template
         self.served_name, self.keys, self.limits = served_name, keys, limits
-        self.metrics = Metrics(served_name)
+        figures = EngineCollector(served_name, lambda: (client.stats, client.info, client.restarts))
+        self.metrics = Metrics(served_name, figures)
         self.draining = False
         # The tokenizer is not to be used by two threads at once, and a long text must not hold up the loop.
         self._texts = ThreadPoolExecutor(1, "texts")
@@ -129,8 +131,7 @@ class Api:
 
     async def show_metrics(self, request: Request, key: Key) -> Response:
         """Prometheus's text."""
-        body = self.metrics.render(self.client.stats, self.client.info, self.client.restarts)
-        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def explain(self, request: Request, key: Key) -> Response:
         """The waterfall of the latest traffic."""
@@ -287,7 +288,9 @@ class Api:
     ) -> Response:
         async def collect() -> list[RequestTimings]:
             ended = []
+            heard: dict[int, float] = {}
             async for chunks, timings in news:
+                self.metrics.tokens(chunks, heard)
                 for chunk in chunks:
                     answer.add(chunk)
                 if timings is not None:
@@ -321,12 +324,14 @@ class Api:
         leave: contextlib.ExitStack,
     ) -> AsyncIterator[bytes]:
         ended: list[RequestTimings] = []
+        heard: dict[int, float] = {}
         try:
             for opening in answer.opening():
                 yield _event(opening)
             item: News | None = first
             while item is not None:
                 chunks, timings = item
+                self.metrics.tokens(chunks, heard)
                 for chunk in chunks:
                     if chunk.finish_reason == "abort":
                         error = ApiError(504, "the answer took too long", "timeout_error")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Sequence
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -11,19 +15,25 @@ from prometheus_client import (
     generate_latest,
 )
 
-from slipstream.engine.messages import EngineInfo, RequestTimings, Stats
+from slipstream.engine.messages import RequestTimings
+from slipstream.engine.output import Chunk
+from slipstream.serving.engine_metrics import EngineCollector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SHORT = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+RATES = 10_000
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
 class Metrics:
-    """The server's registry. Gauges are set from the engine's last answer when somebody asks."""
+    """The server's registry: what it counts itself, and the engine's figures (see EngineCollector)."""
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, engine: EngineCollector):
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.rates: deque[float] = deque(maxlen=RATES)
+        """Tokens a second of the latest answers, each after its first token."""
+        self.registry.register(engine)
         self._model = model
         label = ["model_name"]
 
@@ -36,9 +46,6 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(name, text, label, registry=self.registry, buckets=buckets).labels(model)
 
-        self.running = gauge("vllm:num_requests_running", "Sequences with a place in the cache.")
-        self.waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for one.")
-        self.kv_usage = gauge("vllm:kv_cache_usage_perc", "Share of the cache that sequences hold, 0 to 1.")
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Of them, those that came from the prefix cache.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
@@ -59,20 +66,12 @@ class Metrics:
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
         self.queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step.")
         self.prefill = histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.")
+        self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", SHORT)
+        self.inference = histogram("vllm:request_inference_time_seconds", "From the first step to the last token.")
         self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a request's prompt.", TOKENS)
         self.answer_length = histogram("vllm:request_generation_tokens", "Tokens of a request's answer.", TOKENS)
-        self.preemptions = gauge("vllm:num_preemptions", "Sequences computed again, since the engine's start.")
-        self.prefix_queries = gauge("vllm:prefix_cache_queries", "Tokens looked up, since the engine's start.")
-        self.prefix_hits = gauge("vllm:prefix_cache_hits", "Tokens found, since the engine's start.")
-        self.steps = gauge("slipstream_steps", "Steps, since the engine's start.")
-        self.restarts = gauge("slipstream_engine_restarts", "Times the engine's process was started again.")
-        self.ceiling = gauge("slipstream_ceiling_tokens_per_second", "What reading the weights allows one user.")
         self.fraction = gauge("slipstream_ceiling_fraction", "Share of it that the last request got.")
-        self.rows = Gauge("slipstream_rows", "Rows computed.", ["model_name", "kind"], registry=self.registry)
-        self.seconds = Gauge(
-            "slipstream_seconds", "Seconds on the critical path.", ["model_name", "part"], registry=self.registry
-        )
         self.waterfall = Gauge(
             "slipstream_waterfall_seconds_per_token",
             "Seconds per token by part, of the latest traffic, when it was last explained.",
@@ -89,10 +88,12 @@ class Metrics:
         self.queue.observe(timings.queue_seconds)
         self.prefill.observe(timings.prefill_seconds)
         self.decode.observe(timings.decode_seconds)
+        self.inference.observe(timings.prefill_seconds + timings.decode_seconds)
         self.first_token.observe(timings.queue_seconds + timings.prefill_seconds)
         self.whole.observe(timings.queue_seconds + timings.prefill_seconds + timings.decode_seconds)
         if timings.generated_tokens > 1:
             self.per_token.observe(timings.decode_seconds / (timings.generated_tokens - 1))
+            self.rates.append((timings.generated_tokens - 1) / max(timings.decode_seconds, 1e-9))
         self.prompt_length.observe(timings.prompt_tokens)
         self.answer_length.observe(timings.generated_tokens)
         self.fraction.set(timings.ceiling_fraction)
@@ -101,22 +102,17 @@ class Metrics:
         """A request got an error."""
         self.failed.labels(self._model, str(status)).inc()
 
-    def render(self, stats: Stats, info: EngineInfo | None, restarts: int) -> bytes:
+    def tokens(self, chunks: Sequence[Chunk], last: dict[int, float]) -> None:
+        """Tokens of an answer have come; `last` is when those before did, by choice, and is brought up to date."""
+        now = time.perf_counter()
+        for chunk in chunks:
+            if chunk.token_ids:
+                if (before := last.get(chunk.choice)) is not None:
+                    self.between_tokens.observe(now - before)
+                last[chunk.choice] = now
+
+    def render(self) -> bytes:
         """All of it as text."""
-        self.running.set(stats.running)
-        self.waiting.set(stats.waiting)
-        self.kv_usage.set(stats.kv_usage)
-        self.preemptions.set(stats.preemptions)
-        self.prefix_queries.set(stats.prefix_queries)
-        self.prefix_hits.set(stats.prefix_hits)
-        self.steps.set(stats.steps)
-        self.restarts.set(restarts)
-        if info is not None:
-            self.ceiling.set(info.ceiling_tok_s)
-        for kind, count in stats.rows.items():
-            self.rows.labels(self._model, kind).set(count)
-        for part, seconds in stats.seconds.items():
-            self.seconds.labels(self._model, part).set(seconds)
         return generate_latest(self.registry)
 
     def explained(self, parts: dict[str, float]) -> None:

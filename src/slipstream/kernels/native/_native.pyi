@@ -49,6 +49,7 @@ class Draws:
 class Executor:
     def __init__(self, threads: int, max_rows: int) -> None: ...
     weight_bytes: int
+    buffer_bytes: int
     max_rows: int
     threads: int
     class_bytes: list[float]

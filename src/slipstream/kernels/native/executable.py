@@ -107,6 +107,11 @@ class NativeExecutable:
         return self.executor.weight_bytes
 
     @property
+    def buffer_bytes(self) -> int:
+        """Bytes of activations and logits for the largest step."""
+        return self.executor.buffer_bytes
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes a token must read at least: the smaller of stored and packed."""
         return min(self.stored_bytes, self.weight_bytes)

@@ -1,0 +1,89 @@
+"""EngineCollector: the engine's own figures for Prometheus, taken from its last answer when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from slipstream.engine.messages import EngineInfo, Stats
+from slipstream.program import BLOCK_SLOTS
+
+LABEL = "model_name"
+
+
+class EngineCollector(Collector):
+    """`now` gives the engine's stats, what was loaded (None: nothing yet), and how often it was started again."""
+
+    def __init__(self, model: str, now: Callable[[], tuple[Stats, EngineInfo | None, int]]):
+        self._model, self._now = model, now
+
+    def describe(self) -> list[Metric]:
+        """Nothing: what there is depends on the engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it. Counters count from the engine's start."""
+        stats, info, restarts = self._now()
+        yield self._gauge("vllm:num_requests_running", "Sequences with a place in the cache.", stats.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for one.", stats.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache that sequences hold, 0 to 1.", stats.kv_usage)
+        yield self._counter("vllm:num_preemptions", "Times that a sequence lost its blocks.", stats.preemptions)
+        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Tokens found there.", stats.prefix_hits)
+        yield self._iterations(stats)
+        yield self._counter("slipstream_saved", "Of those, the ones that were moved out of the cache.", stats.saved)
+        yield self._counter("slipstream_steps", "Steps.", stats.steps)
+        yield self._gauge("slipstream_engine_restarts", "Times the engine's process was started again.", restarts)
+        yield self._by("slipstream_rows", "Rows computed.", "kind", stats.rows)
+        yield self._by("slipstream_seconds", "Seconds on the critical path.", "part", stats.seconds)
+        if info is not None:
+            yield self._gauge(
+                "slipstream_ceiling_tokens_per_second", "What reading the weights allows one user.", info.ceiling_tok_s
+            )
+            yield self._config(info)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[LABEL])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[LABEL])
+        family.add_metric([self._model], value)
+        return family
+
+    def _by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=[LABEL, label])
+        for key, value in values.items():
+            family.add_metric([self._model, key], value)
+        return family
+
+    def _iterations(self, stats: Stats) -> Metric:
+        """Rows a step, as a histogram whose buckets are powers of two."""
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Rows of a step.", labels=[LABEL])
+        buckets, count = [], 0
+        for power in range(max(stats.step_rows, default=0) + 1):
+            count += stats.step_rows.get(power, 0)
+            buckets.append((str(float(1 << power)), float(count)))
+        family.add_metric([self._model], [*buckets, ("+Inf", float(count))], sum(stats.rows.values()))
+        return family
+
+    def _config(self, info: EngineInfo) -> Metric:
+        labels = {
+            LABEL: self._model,
+            "block_size": str(BLOCK_SLOTS),
+            "cache_dtype": info.kv_format,
+            "enable_prefix_caching": str(info.prefix_cache),
+            "num_gpu_blocks": str(info.cache_tokens // BLOCK_SLOTS),
+            "num_cpu_blocks": str(info.spare_tokens // BLOCK_SLOTS),
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "How the cache is laid out.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1.0)
+        return family
