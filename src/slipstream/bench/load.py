@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,25 +14,30 @@ from typing import Any
 from slipstream.errors import SlipstreamError
 
 START, END = b"data: {", b"data: [DONE]"
+_ASK_USAGE = {"include_usage": True}
 
 
 @dataclass
 class Sample:
-    """One request: when it was sent, when each event with a token came (seconds of the same clock)."""
+    """One request: when it was sent, when each event with a token came (seconds of the same clock).
+
+    `prompt_tokens` and `cached_tokens` are the server's own account of the prompt.
+    """
 
     sent: float
     tokens: list[float] = field(default_factory=list)
     status: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
     @property
     def ttft(self) -> float:
         """Seconds to the first token."""
         return self.tokens[0] - self.sent
 
-    @property
-    def tpot(self) -> float:
-        """Mean seconds per token after the first."""
-        return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1)
+    def whole_tpot(self, answer: int) -> float:
+        """Mean seconds per token after the first of an answer of so many; an event may hold several, or none."""
+        return (self.tokens[-1] - self.tokens[0]) / max(answer - 1, 1)
 
     @property
     def gaps(self) -> list[float]:
@@ -41,32 +47,60 @@ class Sample:
 
 async def ask(host: str, port: int, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int = 0) -> Sample:
     """A streamed completion. Raises SlipstreamError if the server does not answer with a stream."""
-    body = json.dumps(
-        {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0.7, "seed": seed}
-    ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    message = _message(host, prompt, tokens, key, seed)
     sample = Sample(time.perf_counter())
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError as error:
         raise SlipstreamError(f"no server answers at {host}:{port} ({error.strerror or error})") from error
     try:
-        writer.write(head.encode() + b"\r\n" + body)
+        writer.write(message)
         status = await reader.readline()
         sample.status = int(status.split()[1])
         if sample.status != 200:
             raise SlipstreamError(f"the server answered {status.decode().strip()}: {(await reader.read())[-300:]!r}")
         while line := await reader.readline():
-            if line.startswith(START):
+            if b'"usage":' in line:
+                usage = json.loads(line[len(b"data: ") :])["usage"]
+                sample.prompt_tokens = usage["prompt_tokens"]
+                sample.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            elif line.startswith(START):
                 sample.tokens.append(time.perf_counter())
             elif line.startswith(END):
                 break
     finally:
         writer.close()
-    if len(sample.tokens) < 2:
+    if not sample.tokens:
         raise SlipstreamError("the stream ended without tokens")
     return sample
+
+
+def _message(host: str, prompt: Sequence[int] | str, tokens: int, key: str, seed: int) -> bytes:
+    """A request for a streamed completion of exactly so many tokens."""
+    body = json.dumps(
+        {
+            "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0.7,
+            "seed": seed, "stream_options": _ASK_USAGE,
+        }
+    ).encode()  # fmt: skip
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    return head.encode() + b"\r\n" + body
+
+
+def ask_minimally(host: str, port: int, prompt: Sequence[int], tokens: int, seed: int = 0) -> float:
+    """Tokens a second after the first one, seen by a client that does nothing but read its socket."""
+    first = last = 0.0
+    tail = b""
+    with socket.create_connection((host, port)) as connection:
+        connection.sendall(_message(host, prompt, tokens, "", seed))
+        while not tail.rstrip().endswith(END) and (data := connection.recv(1 << 16)):
+            last = time.perf_counter()
+            first = first or (last if START in data else 0.0)
+            tail = (tail + data)[-64:]
+    if not first or last == first:
+        raise SlipstreamError("the stream ended without tokens")
+    return (tokens - 1) / (last - first)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -82,7 +116,7 @@ def summary(samples: Sequence[Sample], answer_tokens: int) -> dict[str, Any]:
     """
     begun, ended = min(s.sent for s in samples), max(s.tokens[-1] for s in samples)
     ttft, gaps = [s.ttft for s in samples], [gap for s in samples for gap in s.gaps]
-    tpot = [(s.tokens[-1] - s.tokens[0]) / (answer_tokens - 1) for s in samples]
+    tpot = [s.whole_tpot(answer_tokens) for s in samples]
     return {
         "requests": len(samples),
         "output_tok_s": answer_tokens * len(samples) / (ended - begun),

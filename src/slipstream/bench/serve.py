@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import random
 import re
@@ -11,18 +13,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.load import Sample, ask, percentile, side_by_side, summary
+from slipstream.bench.load import Sample, ask, ask_minimally, percentile, side_by_side, summary
+from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.engine.cost import cost_model
 from slipstream.errors import SlipstreamError
+from slipstream.program import KVFormat
+from slipstream.program.sampling import SamplingParams
 
 Progress = Callable[[str, int, int], None]
 VOCABULARY = 1000
 """Prompts are random ids below this."""
+ALONE_PROMPT, ALONE_ANSWER, TURNS = 32, 128, 7
 LONG_PROMPT, CACHED_PROMPT = 4000, 2000
 START_SECONDS, IDLE_SECONDS = 300.0, 5.0
 
@@ -62,16 +70,17 @@ def server(model: str, options: Sequence[str]) -> Iterator[Running]:
 def measure(
     model: str, options: Sequence[str], streams: Sequence[int], prompt: int, answer: int, progress: Progress
 ) -> dict[str, Any]:
-    """Keys: streams (throughput and latencies by their number), interference, prefix, idle."""
+    """Keys: serve_streams (by their number), half_load, one_stream, interference, prefix, idle."""
     rng = random.Random(0)
 
     def fresh(length: int) -> list[int]:
         return [rng.randrange(VOCABULARY) for _ in range(length)]
 
-    with server(model, options) as running:
+    async def one(index: int) -> Sample:
+        return await ask(running.host, running.port, fresh(prompt), answer, seed=index)
 
-        async def one(index: int, length: int = prompt, tokens: int = answer) -> Sample:
-            return await ask(running.host, running.port, fresh(length), tokens, seed=index)
+    with server(model, options) as running:
+        fresh_memory = _resident(running)
 
         asyncio.run(side_by_side(1, 2, one))
         by_streams = {}
@@ -79,22 +88,77 @@ def measure(
             progress("streams", done, len(streams))
             samples = asyncio.run(side_by_side(count, max(6, 2 * count), one))
             by_streams[str(count)] = summary(samples, answer)
+        progress("half of what it can do", 0, 1)
+        busiest = max(s["output_tok_s"] for s in by_streams.values())
+        half = asyncio.run(_half_load(busiest / 2 / answer, max(60, 2 * max(streams)), one))
+        alone = by_streams[str(min(streams))]["tpot"]["median"]
+        progress("one stream beside one in process", 0, 1)
+        one_stream = _one_stream(running, model, options, fresh)
         progress("a long prompt among streams", 0, 1)
         interference = asyncio.run(_interference(running, fresh))
         progress("cached prefixes", 0, 1)
         prefix = asyncio.run(_prefix(running, fresh))
         progress("idle", 0, 1)
         idle = _idle(running)
+    target = 2 * alone
+    with server(model, [*options, "--tpot-target", f"{target:.4f}"]) as running:
+        progress("half of what it can do, with a target", 0, 1)
+        asyncio.run(side_by_side(1, 2, one))
+        kept = asyncio.run(_half_load(busiest / 2 / answer, len(half), one))
     return {
         "model": model,
         "options": list(options),
         "prompt": prompt,
         "answer": answer,
         "serve_streams": by_streams,
+        "half_load": summary(half, answer) | {"p99_tpot_over_alone": _p99_tpot(half, answer) / alone},
+        "half_load_with_target": summary(kept, answer)
+        | {"tpot_target": target, "p99_tpot_over_alone": _p99_tpot(kept, answer) / alone},
+        "one_stream": one_stream,
         "interference": interference,
         "prefix": prefix,
-        "idle": idle,
+        "idle": idle | fresh_memory,
     }
+
+
+def _p99_tpot(samples: Sequence[Sample], answer: int) -> float:
+    return percentile([s.whole_tpot(answer) for s in samples], 0.99)
+
+
+async def _half_load(rate: float, count: int, one: Callable[[int], Awaitable[Sample]]) -> list[Sample]:
+    """`count` requests at random times, `rate` a second."""
+    rng = random.Random(1)
+
+    async def later(index: int, at: float) -> Sample:
+        await asyncio.sleep(at)
+        return await one(index)
+
+    times = list(itertools.accumulate(rng.expovariate(rate) for _ in range(count)))
+    return await asyncio.gather(*(later(index, at) for index, at in enumerate(times)))
+
+
+def _one_stream(
+    running: Running, model: str, options: Sequence[str], fresh: Callable[[int], list[int]]
+) -> dict[str, Any]:
+    """Tokens a second of one stream through HTTP and of the same model in this process, in turns."""
+    named = dict(zip(options[::2], options[1::2], strict=True))
+    load = LoadOptions(
+        kv_format=KVFormat(named.get("--kv-cache-dtype", "bf16")),
+        quantization=named.get("--quantization", "none"),  # type: ignore[arg-type]
+        threads=int(named["--threads"]) if "--threads" in named else None,
+    )
+    loaded = load_model(model, load)
+    engine = Engine(loaded, cost_model(loaded), prefix_cache=False)
+    http, inside = [], []
+    for turn in range(TURNS):
+        prompt = fresh(ALONE_PROMPT)
+        params = SamplingParams(temperature=0.7, seed=turn, max_tokens=ALONE_ANSWER, ignore_eos=True)
+        number = engine.add(prompt, params)
+        list(engine.run(number))
+        inside.append(engine.timings[number].decode_tok_s)
+        http.append(ask_minimally(running.host, running.port, prompt, ALONE_ANSWER, turn))
+    ratio = statistics.median(h / i for h, i in zip(http, inside, strict=True))
+    return {"http_tok_s": statistics.median(http), "in_process_tok_s": statistics.median(inside), "ratio": ratio}
 
 
 async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> dict[str, Any]:
@@ -139,9 +203,8 @@ async def _prefix(running: Running, fresh: Callable[[int], list[int]]) -> dict[s
 
 
 def _idle(running: Running) -> dict[str, Any]:
-    """Share of a core that the server and its engine use when nobody asks, and their memory."""
-    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
-    pids = [running.process.pid, *map(int, children)]
+    """Share of a core that the server and its engine use when nobody asks."""
+    pids = _processes(running)
 
     def seconds() -> float:
         total = 0
@@ -153,9 +216,21 @@ def _idle(running: Running) -> dict[str, Any]:
     time.sleep(1.0)
     before = seconds()
     time.sleep(IDLE_SECONDS)
-    memory = {}
-    for pid in pids:
-        status = Path(f"/proc/{pid}/status").read_text()
-        match = re.search(r"VmRSS:\s+(\d+)", status)
-        memory[str(pid)] = int(match[1]) * 1024 if match else 0
-    return {"cpu": (seconds() - before) / IDLE_SECONDS, "resident_bytes": sum(memory.values())}
+    return {"cpu": (seconds() - before) / IDLE_SECONDS}
+
+
+def _processes(running: Running) -> list[int]:
+    """The server and its engine."""
+    children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+    return [running.process.pid, *map(int, children)]
+
+
+def _resident(running: Running) -> dict[str, int]:
+    """Memory of a server that was never asked, with the weights and without; its cache is not there yet."""
+    resident = 0
+    for pid in _processes(running):
+        match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        resident += int(match[1]) * 1024 if match else 0
+    with urllib.request.urlopen(f"http://{running.host}:{running.port}/v1/models") as answer:
+        weights = int(json.load(answer)["data"][0]["weight_bytes"])
+    return {"resident_bytes": resident, "beyond_weights_bytes": resident - weights}

@@ -94,13 +94,30 @@ def _serve(r: dict[str, Any]) -> str:
     return (
         f"{r['prompt']} in, {r['answer']} out. {by}. A {r['interference']['prompt']}-token prompt among 4 streams: "
         f"gap p99 × {r['interference']['ratio']:.2f}; a {r['prefix']['prompt']}-token prompt again: TTFT × "
-        f"{r['prefix']['ratio']:.3f}; idle {r['idle']['cpu']:.1%} of a core"
+        f"{r['prefix']['ratio']:.3f}; idle {r['idle']['cpu']:.1%} of a core, "
+        f"{r['idle']['beyond_weights_bytes'] / 1e6:.0f} MB beyond the weights; half of the most: TPOT p99 × "
+        f"{r['half_load']['p99_tpot_over_alone']:.2f} of alone, × "
+        f"{r['half_load_with_target']['p99_tpot_over_alone']:.2f} with a target of twice that; one stream "
+        f"{r['one_stream']['ratio']:.2f} of in process"
+    )
+
+
+def _replay(r: dict[str, Any]) -> str:
+    cached = "nothing to find in a cache"
+    if r["hits_of_infinite"] is not None:
+        cached = f"{r['hit_rate']:.1%} of the prompts from the cache, {r['hits_of_infinite']:.1%} of an infinite one's"
+    return (
+        f"{r['requests']} requests, {r['mean_prompt']:.0f} in and {r['mean_answer']:.0f} out, {r['rate']:.2f} a second "
+        f"({r['load']:.0%} of the most): goodput {r['goodput']:.2f}/s ({r['good_share']:.0%} within TTFT "
+        f"{r['slo']['ttft']:g} s and TPOT {r['slo']['tpot'] * 1e3:g} ms), TTFT p99 {r['ttft']['p99'] * 1e3:.0f} ms, "
+        f"TPOT p99 {r['tpot']['p99'] * 1e3:.1f} ms; {cached}"
     )
 
 
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("serve_streams", "serving", _serve),
+        ("goodput", "trace", _replay),
         ("parts", "waterfall", _explain),
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),

@@ -24,6 +24,10 @@ who runs and who waits count alike.
 """
 ALONE = 0.25
 """Seconds of a step while nobody decodes: how long a newcomer, or a cancellation, may have to wait."""
+BEARABLE, MOST_STRETCH = 0.05, 2.0
+"""Seconds of a step that nobody who reads an answer minds, and times a step without prompts: stretching ends at the
+longer of the two, however many wait.
+"""
 LEAST_CHUNK = 2
 """Prompt rows that a step takes in any case, so that prompts get on."""
 AGING = 10.0
@@ -252,7 +256,8 @@ class _Planner:
             return ALONE
         bare = cost.seconds(self._shape())
         waiting = len({s.request for s in prompts if not s.generated}) or 1
-        limit = max(limits.tpot_target or min(bare * (1.0 + STRETCH * waiting), max(ALONE, bare)), bare)
+        stretched = min(bare * (1.0 + STRETCH * waiting), max(BEARABLE, MOST_STRETCH * bare))
+        limit = max(limits.tpot_target or stretched, bare)
         if limits.ttft_target is not None:
             late = any(self.state.now - s.arrived > limits.ttft_target / 2 for s in prompts if not s.generated)
             limit = max(limit, 2 * bare) if late else limit
