@@ -226,3 +226,12 @@ def test_metrics_and_explain(server: Server, client: openai.OpenAI) -> None:
         assert steps["1.0"] >= 59, "decodes of one user"
         assert 'slipstream_waterfall_seconds_per_token{model_name="tiny",part="ceiling"}' in text
         assert json.loads(http.get("/version").text)["version"]
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_token_ids_outside_the_vocabulary(server: Server, token: int) -> None:
+    with server.client() as http:
+        answer = http.post("/v1/completions", json={"prompt": [1, token], "max_tokens": 2})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert "vocabulary" in answer.json()["error"]["message"] or "from 0 to" in answer.json()["error"]["message"]

@@ -7,11 +7,13 @@ import json
 import socket
 import statistics
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, UsageError
 
 START, END = b"data: {", b"data: [DONE]"
 _ASK_USAGE = {"include_usage": True}
@@ -45,14 +47,36 @@ class Sample:
         return [b - a for a, b in zip(self.tokens, self.tokens[1:], strict=False)]
 
 
-async def ask(host: str, port: int, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int = 0) -> Sample:
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that speaks OpenAI's completions; `model` is what requests call it by, if they have to."""
+
+    host: str
+    port: int
+    model: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Endpoint:
+        """From a base URL; asks which model it serves. Raises UsageError if nothing answers."""
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme != "http" or not parts.hostname:
+            raise UsageError(f"{url!r} is not an http:// address")
+        port = parts.port or 80
+        try:
+            with urllib.request.urlopen(f"http://{parts.hostname}:{port}/v1/models", timeout=10) as answer:
+                return cls(parts.hostname, port, json.load(answer)["data"][0]["id"])
+        except (OSError, ValueError, LookupError) as error:
+            raise UsageError(f"{url} does not say which model it serves: {error}") from error
+
+
+async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int = 0) -> Sample:
     """A streamed completion. Raises SlipstreamError if the server does not answer with a stream."""
-    message = _message(host, prompt, tokens, key, seed)
+    message = _message(at, prompt, tokens, key, seed)
     sample = Sample(time.perf_counter())
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(at.host, at.port)
     except OSError as error:
-        raise SlipstreamError(f"no server answers at {host}:{port} ({error.strerror or error})") from error
+        raise SlipstreamError(f"no server answers at {at.host}:{at.port} ({error.strerror or error})") from error
     try:
         writer.write(message)
         status = await reader.readline()
@@ -75,25 +99,25 @@ async def ask(host: str, port: int, prompt: Sequence[int] | str, tokens: int, ke
     return sample
 
 
-def _message(host: str, prompt: Sequence[int] | str, tokens: int, key: str, seed: int) -> bytes:
+def _message(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str, seed: int) -> bytes:
     """A request for a streamed completion of exactly so many tokens."""
     body = json.dumps(
         {
             "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0.7,
-            "seed": seed, "stream_options": _ASK_USAGE,
+            "seed": seed, "stream_options": _ASK_USAGE, **({"model": at.model} if at.model else {}),
         }
     ).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {at.host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     head += f"Authorization: Bearer {key}\r\n" if key else ""
     return head.encode() + b"\r\n" + body
 
 
-def ask_minimally(host: str, port: int, prompt: Sequence[int], tokens: int, seed: int = 0) -> float:
+def ask_minimally(at: Endpoint, prompt: Sequence[int], tokens: int, seed: int = 0) -> float:
     """Tokens a second after the first one, seen by a client that does nothing but read its socket."""
     first = last = 0.0
     tail = b""
-    with socket.create_connection((host, port)) as connection:
-        connection.sendall(_message(host, prompt, tokens, "", seed))
+    with socket.create_connection((at.host, at.port)) as connection:
+        connection.sendall(_message(at, prompt, tokens, "", seed))
         while not tail.rstrip().endswith(END) and (data := connection.recv(1 << 16)):
             last = time.perf_counter()
             first = first or (last if START in data else 0.0)

@@ -77,7 +77,7 @@ async def _capacity(running: Running, arrivals: Sequence[Arrival]) -> float:
 
     async def one(index: int) -> Sample:
         arrival = arrivals[index]
-        return await ask(running.host, running.port, arrival.prompt[::-1], arrival.answer, seed=index)
+        return await ask(running.at, arrival.prompt[::-1], arrival.answer, seed=index)
 
     begun = time.perf_counter()
     await side_by_side(STREAMS, len(arrivals), one)
@@ -91,7 +91,7 @@ async def _open_loop(running: Running, arrivals: Sequence[Arrival], progress: Pr
     async def one(index: int, arrival: Arrival) -> Sample:
         nonlocal done
         await asyncio.sleep(max(0.0, begun + arrival.at - time.perf_counter()))
-        sample = await ask(running.host, running.port, arrival.prompt, arrival.answer, seed=index)
+        sample = await ask(running.at, arrival.prompt, arrival.answer, seed=index)
         done += 1
         progress("requests", done, len(arrivals))
         return sample

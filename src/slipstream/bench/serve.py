@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.load import Sample, ask, ask_minimally, percentile, side_by_side, summary
+from slipstream.bench.load import Endpoint, Sample, ask, ask_minimally, percentile, side_by_side, summary
 from slipstream.engine import Engine, LoadOptions, load_model
 from slipstream.engine.cost import cost_model
 from slipstream.errors import SlipstreamError
@@ -28,7 +28,7 @@ from slipstream.program import KVFormat
 from slipstream.program.sampling import SamplingParams
 
 Progress = Callable[[str, int, int], None]
-VOCABULARY = 1000
+VOCABULARY = 200
 """Prompts are random ids below this."""
 ALONE_PROMPT, ALONE_ANSWER, TURNS = 32, 128, 7
 LONG_PROMPT, CACHED_PROMPT = 4000, 2000
@@ -39,8 +39,7 @@ START_SECONDS, IDLE_SECONDS = 300.0, 5.0
 class Running:
     """A server that was started for measuring."""
 
-    host: str
-    port: int
+    at: Endpoint
     process: subprocess.Popen[str]
 
 
@@ -55,7 +54,7 @@ def server(model: str, options: Sequence[str]) -> Iterator[Running]:
         for line in process.stderr:
             said.append(line)
             if match := re.search(r"http://([\d.]+):(\d+)", line):
-                yield Running(match[1], int(match[2]), process)
+                yield Running(Endpoint(match[1], int(match[2])), process)
                 return
         raise SlipstreamError("the server did not start: " + "".join(said)[-2000:])
     finally:
@@ -77,7 +76,7 @@ def measure(
         return [rng.randrange(VOCABULARY) for _ in range(length)]
 
     async def one(index: int) -> Sample:
-        return await ask(running.host, running.port, fresh(prompt), answer, seed=index)
+        return await ask(running.at, fresh(prompt), answer, seed=index)
 
     with server(model, options) as running:
         fresh_memory = _resident(running)
@@ -156,7 +155,7 @@ def _one_stream(
         number = engine.add(prompt, params)
         list(engine.run(number))
         inside.append(engine.timings[number].decode_tok_s)
-        http.append(ask_minimally(running.host, running.port, prompt, ALONE_ANSWER, turn))
+        http.append(ask_minimally(running.at, prompt, ALONE_ANSWER, turn))
     ratio = statistics.median(h / i for h, i in zip(http, inside, strict=True))
     return {"http_tok_s": statistics.median(http), "in_process_tok_s": statistics.median(inside), "ratio": ratio}
 
@@ -165,11 +164,11 @@ async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> 
     """Gaps of four running streams without, and with a long prompt that comes in. The prompt's own first token too."""
 
     async def streams() -> list[Sample]:
-        return await asyncio.gather(*(ask(running.host, running.port, fresh(64), 300, seed=i) for i in range(4)))
+        return await asyncio.gather(*(ask(running.at, fresh(64), 300, seed=i) for i in range(4)))
 
     async def long_prompt() -> Sample:
         await asyncio.sleep(0.5)
-        return await ask(running.host, running.port, fresh(LONG_PROMPT), 2)
+        return await ask(running.at, fresh(LONG_PROMPT), 2)
 
     alone, beside, intruders = [], [], []
     for _ in range(3):
@@ -191,8 +190,8 @@ async def _prefix(running: Running, fresh: Callable[[int], list[int]]) -> dict[s
     cold, warm = [], []
     for _ in range(5):
         prompt = fresh(CACHED_PROMPT)
-        cold.append((await ask(running.host, running.port, prompt, 2)).ttft)
-        warm.append((await ask(running.host, running.port, prompt, 2)).ttft)
+        cold.append((await ask(running.at, prompt, 2)).ttft)
+        warm.append((await ask(running.at, prompt, 2)).ttft)
     ratio = statistics.median(w / c for w, c in zip(warm, cold, strict=True))
     return {
         "prompt": CACHED_PROMPT,
@@ -231,6 +230,6 @@ def _resident(running: Running) -> dict[str, int]:
     for pid in _processes(running):
         match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         resident += int(match[1]) * 1024 if match else 0
-    with urllib.request.urlopen(f"http://{running.host}:{running.port}/v1/models") as answer:
+    with urllib.request.urlopen(f"http://{running.at.host}:{running.at.port}/v1/models") as answer:
         weights = int(json.load(answer)["data"][0]["weight_bytes"])
     return {"resident_bytes": resident, "beyond_weights_bytes": resident - weights}

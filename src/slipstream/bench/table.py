@@ -102,6 +102,16 @@ def _serve(r: dict[str, Any]) -> str:
     )
 
 
+def _beside(r: dict[str, Any]) -> str:
+    by = "; ".join(
+        f"{n} streams: {v['ours']['output_tok_s']:.0f} tokens/s beside {v['theirs']['output_tok_s']:.0f} "
+        f"(× {v['ratio']:.2f}), TTFT {v['ours']['ttft']['median'] * 1e3:.0f} beside "
+        f"{v['theirs']['ttft']['median'] * 1e3:.0f} ms"
+        for n, v in r["beside"].items()
+    )
+    return f"{r['prompt']} in, {r['answer']} out, the other: {r['peer_precision']}. {by}"
+
+
 def _replay(r: dict[str, Any]) -> str:
     cached = "nothing to find in a cache"
     if r["hits_of_infinite"] is not None:
@@ -118,6 +128,7 @@ def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("serve_streams", "serving", _serve),
         ("goodput", "trace", _replay),
+        ("beside", "serving beside another", _beside),
         ("parts", "waterfall", _explain),
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),

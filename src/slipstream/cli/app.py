@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, ceiling, chat, explain, generate, levers, probe, pull, quality, serve
+from slipstream.cli import bench, bench_serving, ceiling, chat, explain, generate, levers, probe, pull, quality, serve
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app.command("levers")(levers.levers_command)
 app.command("explain")(explain.explain)
 app.command("serve")(serve.serve)
 app.command("quality")(quality.quality)
+bench.app.command("serve")(bench_serving.serve)
+bench.app.command("replay")(bench_serving.replay_trace)
 app.add_typer(bench.app, name="bench")
 
 

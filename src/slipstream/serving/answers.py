@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk, TokenLogprob
@@ -38,6 +38,8 @@ class _Answer:
     model: str
     tokenizer: Tokenizer
     count: int
+    prompt_field: ClassVar[str]
+    """The field of the request that the prompt is in."""
     created: int = field(default_factory=lambda: int(time.time()))
     choices: list[_Choice] = field(init=False)
 
@@ -71,6 +73,8 @@ class _Answer:
 
 class ChatAnswer(_Answer):
     """chat.completion."""
+
+    prompt_field = "messages"
 
     def report(self) -> dict[str, Any]:
         """The whole answer."""
@@ -124,6 +128,8 @@ class ChatAnswer(_Answer):
 
 class CompletionAnswer(_Answer):
     """text_completion."""
+
+    prompt_field = "prompt"
 
     def report(self) -> dict[str, Any]:
         """The whole answer."""

@@ -242,6 +242,8 @@ class Api:
         info = self.client.info
         if not tokens:
             raise bad_request(f"{param} has no tokens", param)
+        if info is not None and not all(0 <= token < info.vocabulary for token in tokens):
+            raise bad_request(f"{param} has a token that is not from 0 to {info.vocabulary - 1}", param)
         if info is not None and len(tokens) >= info.max_len:
             raise ApiError(
                 400, f"the prompt has {len(tokens)} tokens, the context holds {info.max_len}", param=param,
@@ -277,7 +279,7 @@ class Api:
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
             return await self._whole(request, answer, news, bool(body.timings))
         except UsageError as error:
-            raise openai.context_error(error) from error
+            raise openai.context_error(error, answer.prompt_field) from error
         except EngineDiedError as error:
             raise ApiError(503, str(error), "server_error", headers={"Retry-After": "2"}) from error
         finally:

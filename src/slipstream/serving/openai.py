@@ -215,6 +215,6 @@ def finite(request: Common) -> None:
             raise bad_request(f"{name} must be a finite number", name)
 
 
-def context_error(error: UsageError) -> ApiError:
+def context_error(error: UsageError, param: str) -> ApiError:
     """A prompt that does not fit."""
-    return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+    return ApiError(400, str(error), param=param, code="context_length_exceeded")
