@@ -130,6 +130,17 @@ def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
     assert report["command"] in table
 
 
+def test_bench_host(tiny_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    out = run("bench", "host", str(tiny_gguf), "--sequences", "1,3", "--out", str(file))
+    assert "outside its kernels" in out.stdout, out.stderr
+    modes = json.loads(file.read_text())["host"]["3"]
+    assert modes["after"]["outside_kernels"] > 0
+    assert modes["after"]["hidden"] < modes["after"]["outside_kernels"]
+    assert modes["ahead"]["hidden"] > 0
+    assert "outside the kernels" in run("bench", "table", str(tmp_path)).stdout
+
+
 def test_bench_start(tiny_gguf: Path) -> None:
     out = run("bench", "start", str(tiny_gguf), "--turns", "1", "--json")
     assert out.returncode == 0, out.stderr

@@ -73,6 +73,20 @@ template <class Fn> inline void by_rows(int queries, Fn fn) {
   else if (queries - m == 1) fn.template operator()<1>(m);
 }
 
+// The largest of s[from..to), s aligned.
+inline float largest(const float* s, int from, int to) {
+  float peak = s[from];
+  int i = from;
+  for (; i < to && i % W; ++i) peak = s[i] > peak ? s[i] : peak;
+  F top = set1f(peak);
+  for (; i + W <= to; i += W) top = maxf(loadf(s + i), top);
+  for (; i < to; ++i) peak = s[i] > peak ? s[i] : peak;
+  alignas(64) float lanes[W];
+  storef(lanes, top);
+  for (float v : lanes) peak = v > peak ? v : peak;
+  return peak;
+}
+
 // Scores to weights, rounded to bfloat16, over the positions a query sees; returns nothing of the others.
 inline void soften(const SplitTask& t, int m, float* s, int blocks) {
   int from = t.first[m] - t.begin, to = t.last[m] - t.begin + 1;
@@ -85,8 +99,7 @@ inline void soften(const SplitTask& t, int m, float* s, int blocks) {
     t.total[m] = 0;
     return;
   }
-  float peak = s[from];
-  for (int i = from; i < to; ++i) peak = s[i] > peak ? s[i] : peak;
+  float peak = largest(s, from, to);
   Sum16 total;
   for (int i = 0; i < n; i += kPanel)
     for (int j = 0; j < kPanel / W; ++j) {

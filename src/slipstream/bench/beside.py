@@ -28,7 +28,8 @@ def beside(
 
     def rounds(at: Endpoint, count: int) -> list[Sample]:
         async def one(index: int) -> Sample:
-            return await ask(at, [rng.randrange(VOCABULARY) for _ in range(prompt)], answer, seed=index)
+            # Without a seed: vLLM 0.32's CPU build ends with an error when a request has one.
+            return await ask(at, [rng.randrange(VOCABULARY) for _ in range(prompt)], answer)
 
         return asyncio.run(side_by_side(count, count, one))
 

@@ -69,7 +69,7 @@ class Endpoint:
             raise UsageError(f"{url} does not say which model it serves: {error}") from error
 
 
-async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int = 0) -> Sample:
+async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int | None = None) -> Sample:
     """A streamed completion. Raises SlipstreamError if the server does not answer with a stream."""
     message = _message(at, prompt, tokens, key, seed)
     sample = Sample(time.perf_counter())
@@ -84,10 +84,10 @@ async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str =
         if sample.status != 200:
             raise SlipstreamError(f"the server answered {status.decode().strip()}: {(await reader.read())[-300:]!r}")
         while line := await reader.readline():
-            if b'"usage":' in line:
+            if b'"choices":[]' in line:  # the last event: what the prompt came to
                 usage = json.loads(line[len(b"data: ") :])["usage"]
                 sample.prompt_tokens = usage["prompt_tokens"]
-                sample.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+                sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             elif line.startswith(START):
                 sample.tokens.append(time.perf_counter())
             elif line.startswith(END):
@@ -99,17 +99,22 @@ async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str =
     return sample
 
 
-def _message(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str, seed: int) -> bytes:
+def _message(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str, seed: int | None) -> bytes:
     """A request for a streamed completion of exactly so many tokens."""
-    body = json.dumps(
-        {
-            "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0.7,
-            "seed": seed, "stream_options": _ASK_USAGE, **({"model": at.model} if at.model else {}),
-        }
-    ).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {at.host}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-    head += f"Authorization: Bearer {key}\r\n" if key else ""
-    return head.encode() + b"\r\n" + body
+    fields = {
+        "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0.7,
+        "stream_options": _ASK_USAGE, "seed": seed, "model": at.model,
+    }  # fmt: skip
+    body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+    head = [
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {at.host}",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *([f"Authorization: Bearer {key}"] if key else []),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def ask_minimally(at: Endpoint, prompt: Sequence[int], tokens: int, seed: int = 0) -> float:

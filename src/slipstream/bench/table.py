@@ -102,6 +102,17 @@ def _serve(r: dict[str, Any]) -> str:
     )
 
 
+def _host(r: dict[str, Any]) -> str:
+    def one(modes: dict[str, Any]) -> str:
+        return ", ".join(
+            f"planned {mode} with {r['threads'][mode]} threads {v['outside_kernels']:.0f} µs of {v['step']:.0f} "
+            f"({v['tok_s']:.0f} tokens/s)"
+            for mode, v in modes.items()
+        )
+
+    return "outside the kernels, per step: " + "; ".join(f"{n} sequences: {one(m)}" for n, m in r["host"].items())
+
+
 def _beside(r: dict[str, Any]) -> str:
     by = "; ".join(
         f"{n} streams: {v['ours']['output_tok_s']:.0f} tokens/s beside {v['theirs']['output_tok_s']:.0f} "
@@ -129,6 +140,7 @@ def _row(result: dict[str, Any]) -> tuple[str, str] | None:
         ("serve_streams", "serving", _serve),
         ("goodput", "trace", _replay),
         ("beside", "serving beside another", _beside),
+        ("host", "host", _host),
         ("parts", "waterfall", _explain),
         ("step_seconds", "decode", _decode),
         ("peak_ops", "prefill", _prefill),

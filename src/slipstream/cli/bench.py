@@ -229,6 +229,43 @@ def peers(
         )
 
 
+@app.command()
+def host(
+    model: ModelArgument,
+    sequences: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,16,64",
+    json_output: JsonOption = False,
+    out: Out = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """What a step costs outside its kernels, planned after the one before or while it runs."""
+    from dataclasses import replace
+
+    from slipstream.bench.host import measure
+    from slipstream.engine import load_model
+
+    counts = counts_of(sequences)
+    options = replace(load_options(512, kv_cache_dtype, quantization, threads, "native"), sequences=max(counts))
+    with progress_bar() as bar:
+        result = measure(load_model(model, options, bar), counts, lambda done, all: bar("steps", done, all))
+    report(result, json_output, out)
+    if json_output:
+        return
+    table(
+        f"a step of {model} outside its kernels, µs",
+        [
+            (n, mode, str(result["threads"][mode]), *(f"{r[part]:.0f}" for part in _HOST), f"{r['tok_s']:.0f}")
+            for n, modes in result["host"].items()
+            for mode, r in modes.items()
+        ],
+        ("n", "planned", "threads", "outside", *_HOST[1:], "tokens/s"),
+    )
+
+
+_HOST = ("outside_kernels", "scheduling", "dispatch", "output", "hidden", "step")
+
+
 @app.command("table")
 def results(
     folder: Annotated[Path, typer.Argument(help="A folder with recorded JSON results.")],
