@@ -97,7 +97,7 @@ def _serve(r: dict[str, Any]) -> str:
         f"{r['prefix']['ratio']:.3f}; idle {r['idle']['cpu']:.1%} of a core, "
         f"{r['idle']['beyond_weights_bytes'] / 1e6:.0f} MB beyond the weights; half of the most: TPOT p99 × "
         f"{r['half_load']['p99_tpot_over_alone']:.2f} of alone, × "
-        f"{r['half_load_with_target']['p99_tpot_over_alone']:.2f} with a target of twice that; one stream "
+        f"{r['half_load_with_target']['p99_tpot_over_alone']:.2f} with a target; one stream "
         f"{r['one_stream']['ratio']:.2f} of in process"
     )
 
