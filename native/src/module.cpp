@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <new>
 #include <stdexcept>
 
@@ -161,6 +162,8 @@ class PyExecutor {
   PyExecutor(int threads, int max_rows) : e(threads, max_rows) {}
   Executor e;
   std::vector<nb::object> keep;
+  // The arrays of the submitted steps, oldest first. The runner, which uses them, is stopped before they go.
+  std::deque<std::vector<nb::object>> flying;
   std::unique_ptr<Runner> runner;  // made when the first step is submitted
 
   const float* hold(const std::optional<Floats>& a) {
@@ -250,14 +253,14 @@ void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> table
   self.e.step(in, &wanted, &drawn);
 }
 
-// Queue a step; the caller keeps all arrays alive until it is collected.
-void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, Draws* draws, OutTable<int32_t> tokens,
-            OutTable<float> logprobs, Table<int32_t> copies) {
+// Queue a step.
+void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, Array<int32_t> logit_rows, std::optional<Draws> draws,
+            OutTable<int32_t> tokens, OutTable<float> logprobs, Table<int32_t> copies) {
   if (columns.shape(0) != 5 || copies.shape(1) != 2) throw std::invalid_argument("rows are five columns, copies two");
   const int rows = (int)columns.shape(1);
   int32_t* c = columns.data();
   Job job{{rows, c, c + rows, c + 2 * rows, c + 3 * rows, c + 4 * rows, tables.data(), (int)tables.shape(0), (int)tables.shape(1), logit_rows.data(), (int)logit_rows.shape(0)},
-          c + rows, draws != nullptr, {}, {1, nullptr, nullptr}, copies.data(), (int)copies.shape(0)};
+          c + rows, draws.has_value(), {}, {1, nullptr, nullptr}, copies.data(), (int)copies.shape(0)};
   if (draws) {
     const Outcome out{tokens, logprobs};
     draws->check(job.in.logits, self.e.vocabulary(), out);
@@ -265,6 +268,9 @@ void submit(PyExecutor& self, OutTable<int32_t> columns, Table<int32_t> tables, 
     job.drawn = out.output();
   }
   if (!self.runner) self.runner = std::make_unique<Runner>(self.e);
+  std::vector<nb::object> arrays{nb::cast(columns), nb::cast(tables), nb::cast(logit_rows), nb::cast(tokens), nb::cast(logprobs), nb::cast(copies)};
+  if (draws) arrays.push_back(nb::cast(*draws));
+  self.flying.push_back(std::move(arrays));
   self.runner->submit(job);
 }
 
@@ -411,10 +417,17 @@ NB_MODULE(_native, m) {
       .def("collect", [](PyExecutor& s, Out<double> out) {
         if (!s.runner) throw std::logic_error("no step was submitted");
         StepSeconds seconds;
+        std::exception_ptr error;
         {
           nb::gil_scoped_release release;
-          seconds = s.runner->collect();
+          try {
+            seconds = s.runner->collect();
+          } catch (...) {
+            error = std::current_exception();
+          }
         }
+        if (!s.flying.empty()) s.flying.pop_front();
+        if (error) std::rethrow_exception(error);
         copy_seconds(seconds, out);
       });
 }

@@ -11,7 +11,7 @@
 
 namespace slip {
 
-// A step to run; whoever submits it keeps the arrays alive until it is collected.
+// A step to run; whoever submits it keeps the arrays alive until it is collected, or the runner is gone.
 struct Job {
   StepInput in;
   int32_t* tokens;  // in.token; one that is negative, -1 - i, becomes what draw i of the job before came to

@@ -13,7 +13,7 @@ from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace, StepShape
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
-from slipstream.scheduling.scheduler import ALONE, LEAST_CHUNK, STRETCH, blocks_needed
+from slipstream.scheduling.scheduler import ALONE, BEARABLE, LEAST_CHUNK, MOST_STRETCH, STRETCH, blocks_needed
 
 # 10 ms for a step, 1 ms a row past 8, 2 ms for the head.
 COST = CostModel(Curve((1, 8, 512), (10e-3, 10e-3, 514e-3)), Curve((1, 64), (2e-3, 4e-3)), (0.0, 0.0, 1e-8, 0.0))
@@ -62,6 +62,9 @@ def test_prompts_are_priced() -> None:
     assert LEAST_CHUNK <= rows < 20, "about what half of a step is worth, at 1 ms a row"
     crowd = plan_of([*decodes, prompt, *(sequence(i, 4000) for i in range(20, 26))], pool, cost=COST)
     assert rows_of(crowd)[9] > 3 * rows, "seven who wait count for more than one"
+    masses = plan_of([*decodes, prompt, *(sequence(i, 4000) for i in range(20, 99))], pool, cost=COST)
+    assert STRETCH * 80 * bare > BEARABLE > MOST_STRETCH * bare
+    assert seconds(shape_of(masses)) <= BEARABLE, "nobody who reads waits longer, however many come"
     wide = plan_of([*decodes, prompt], pool, cost=COST, limits=Limits(512, tpot_target=0.1))
     assert rows_of(wide)[9] > 4 * rows
     alone = plan_of([prompt], pool, cost=COST)

@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,15 +54,6 @@ def native_draws(draws: DrawColumns) -> _native.Draws:
     )  # fmt: skip
 
 
-class _Flight(NamedTuple):
-    """A submitted step, whose arrays have to live until it is collected."""
-
-    rows: Rows
-    draws: DrawColumns | None
-    drawn: Drawn
-    copies: npt.NDArray[np.int32]
-
-
 class NativeExecutable:
     """A compiled program. Not safe for use by two threads at once."""
 
@@ -83,7 +73,7 @@ class NativeExecutable:
         self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
         self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Drawn | None] = deque()
         self._copies = _NO_COPIES
         self._draws: tuple[DrawColumns, _native.Draws] | None = None
 
@@ -164,7 +154,7 @@ class NativeExecutable:
         self.executor.submit(
             rows.columns, rows.block_tables, rows.logit_rows, native, drawn.tokens, drawn.logprobs, self._copies
         )
-        self._flights.append(_Flight(rows, draws, drawn, self._copies))
+        self._flights.append(None if native is None else drawn)
         self._copies = _NO_COPIES
 
     def wait(self) -> None:
@@ -173,12 +163,12 @@ class NativeExecutable:
 
     def collect(self) -> StepOutput:
         """The outcome of the oldest step that was not collected. Raises IndexError if there is none."""
-        flight, seconds = self._flights[0], np.empty(_SECONDS)
+        drawn, seconds = self._flights[0], np.empty(_SECONDS)
         try:
             self.executor.collect(seconds)
         finally:
             self._flights.popleft()
-        return StepOutput(flight.drawn if flight.draws is not None else None, seconds=seconds)
+        return StepOutput(drawn, seconds=seconds)
 
     def touch_blocks(self, blocks: npt.NDArray[np.int32]) -> None:
         """Commit blocks (their content is lost), so that what reads them can be timed."""
