@@ -46,6 +46,14 @@ void argmax(const float* x, int n, float* best, int* index) {
   if (*index < 0) *index = 0;
 }
 
+inline float peak_of(F x) {
+  alignas(64) float lanes[W];
+  storef(lanes, x);
+  for (int step = W / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
+  return lanes[0];
+}
+
 // Random words for tokens 4 * counter + (0..3), counters in W lanes.
 inline void philox(I counter, const Noise& noise, I (&c)[4]) {
   c[0] = counter;
@@ -80,37 +88,67 @@ inline F gumbel(I word) {
   return set1f(0.0f) - vlog(less(set1f(0.5f), upper, far, near));
 }
 
+// What the random word of a token has to exceed, in its upper 24 bits, if a score is to reach `best`: noise is at most
+// -log(1 - u), since -log u >= 1 - u. 0.01 is more than all rounding. Nothing is hopeless if the result is negative.
+inline float needed(float score, float best) {
+  alignas(64) float e[kPanel] = {score + 0.01f - best};
+  storef(e, vexp(loadf(e)));
+  return 16777216.0f * (1.0f - e[0]) - 2.0f;
+}
+
 void argmax_noise(const float* x, float inverse_temperature, int first, int n, const Noise& noise, float* best, int* index) {
-  alignas(64) float value[4][W];
-  alignas(64) int32_t counters[W];
-  F scale = set1f(inverse_temperature);
+  constexpr int kStrip = 4 * W;
+  const F scale = set1f(inverse_temperature), never = set1f(-__builtin_inff());
   *index = -1;
   *best = -__builtin_inff();
-  for (int start = first / 4; start * 4 < first + n; start += W) {
-    for (int i = 0; i < W; ++i) counters[i] = start + i;
-    I words[4];
-    philox(loadi(counters), noise, words);
+  auto see = [&](int from, const I (&words)[4], bool whole) {
+    alignas(64) float value[4][W], scores[kStrip];
     for (int j = 0; j < 4; ++j) storef(value[j], gumbel(words[j]));
-    alignas(64) float noises[4 * W];
     for (int i = 0; i < W; ++i)
-      for (int j = 0; j < 4; ++j) noises[4 * i + j] = value[j][i];
-    int from = start * 4;
-    for (int i = 0; i < 4 * W; i += W) {
-      int token = from + i;
-      if (token >= first && token + W <= first + n) {
-        storef(noises + i, fma(loadf(x + token - first), scale, loadf(noises + i)));
-      } else {
-        for (int k = i; k < i + W; ++k) {
-          int t = from + k;
-          noises[k] = t >= first && t < first + n ? __builtin_fmaf(x[t - first], inverse_temperature, noises[k]) : -__builtin_inff();
-        }
+      for (int j = 0; j < 4; ++j) scores[4 * i + j] = value[j][i];
+    for (int i = 0; i < kStrip; i += W) {
+      if (whole) {
+        storef(scores + i, fma(loadf(x + from - first + i), scale, loadf(scores + i)));
+        continue;
+      }
+      for (int k = i; k < i + W; ++k) {
+        int t = from + k;
+        scores[k] = t >= first && t < first + n ? __builtin_fmaf(x[t - first], inverse_temperature, scores[k]) : -__builtin_inff();
       }
     }
-    for (int i = 0; i < 4 * W; ++i)
-      if (noises[i] > *best) {
-        *best = noises[i];
+    for (int i = 0; i < kStrip; ++i)
+      if (scores[i] > *best || (scores[i] == *best && *index > from + i)) {
+        *best = scores[i];
         *index = from + i;
       }
+  };
+  auto words_of = [&](int from, I (&words)[4]) {
+    alignas(64) int32_t counters[W];
+    for (int i = 0; i < W; ++i) counters[i] = from / 4 + i;
+    philox(loadi(counters), noise, words);
+  };
+  auto is_whole = [&](int from) { return from >= first && from + kStrip <= first + n; };
+  // The strip of the largest score first: few others can win then, and the logarithms of the rest need not be taken.
+  float peak;
+  int at;
+  argmax(x, n, &peak, &at);
+  const int begin = first / 4 * 4, likely = begin + (first + at - begin) / kStrip * kStrip;
+  I words[4];
+  words_of(likely, words);
+  see(likely, words, is_whole(likely));
+  for (int from = begin; from < first + n; from += kStrip) {
+    words_of(from, words);
+    const bool whole = is_whole(from);
+    if (whole) {
+      const float* own = x + from - first;
+      F top = never, word = set1f(0.0f);
+      for (int j = 0; j < 4; ++j) {
+        top = maxf(top, loadf(own + j * W));
+        word = maxf(word, to_float(shr<8>(words[j])));
+      }
+      if (peak_of(word) < needed(peak_of(top) * inverse_temperature, *best)) continue;
+    }
+    see(from, words, whole);
   }
   if (*index < 0) *index = first;
 }
