@@ -7,6 +7,7 @@ namespace slip {
 namespace {
 
 constexpr int kQueries = 16;    // queries of one key-value head that are attended together
+constexpr int kTaken = 4, kFew = 16;  // tasks that a thread takes at once if there are kFew for each thread
 constexpr int kSplitRows = 16;  // spans up to this length are spread over threads by splits of their context
 
 int first_visible(const AttentionOp& op, int position) {
@@ -118,7 +119,30 @@ void Executor::finish(const AttentionOp& op, int row, int head, const float* out
   kernels().scale(to, 1.0f / total, op.cache.v_dim);
 }
 
-void Executor::attend(const AttentionOp& op, const AttentionTask& task, int t) {
+// A block of a task's keys in the cache; null past its last one, or if they are gathered first.
+const uint8_t* Executor::keys_of(const AttentionOp& op, const AttentionTask& task, int block) const {
+  const Span& span = spans_[task.span];
+  const int last = in_->position[task.row0 + task.rows - 1] / kBlock;
+  if (block > last || !(span.linear || (block + 1) * kBlock <= span.base)) return nullptr;
+  return op.cache.k_block(in_->tables[(size_t)span.sequence * in_->table_width + block], task.head);
+}
+
+// Fetch what the next task writes: a key's numbers lie in as many lines as it has pairs.
+void Executor::fetch_slot(const AttentionOp& op, const AttentionTask& task) const {
+  const KVLayer& c = op.cache;
+  const int slot = in_->slot[task.row0];
+  const uint8_t* k = c.k_block(slot / kBlock, task.head) + (size_t)(slot % kBlock) * 2 * c.element();
+  for (int d = 0; d < c.k_pad / 2; ++d) __builtin_prefetch(k + (size_t)d * kBlock * 2 * c.element(), 1, 2);
+}
+
+// Hand out tasks, a few at a time where there are many, so that a thread knows what comes next.
+template <class Fn> void Executor::take_tasks(int instruction, Fn fn) {
+  const int count = (int)tasks_.size(), each = count >= kFew * pool_.size() ? kTaken : 1;
+  for (int i; (i = next_[instruction * 2].fetch_add(each, std::memory_order_relaxed)) < count;)
+    for (const int end = i + each < count ? i + each : count; i < end; ++i) fn(tasks_[i], i + 1 < end ? &tasks_[i + 1] : nullptr);
+}
+
+void Executor::attend(const AttentionOp& op, const AttentionTask& task, const AttentionTask* next, int t) {
   const KVLayer& c = op.cache;
   const Span& span = spans_[task.span];
   const int group = op.heads / c.heads, queries = task.rows * group;
@@ -155,7 +179,12 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, int t) {
     KVBlock blocks[kSplit / kBlock];
     int low = split * kSplit;
     for (int b = 0; b < kSplit / kBlock && low + b * kBlock <= end; ++b) block_of(op, span, task.row0, low / kBlock + b, b, t, blocks[b]);
-    kernels().attend({q, queries, first, last, low, blocks, c.k_pad, c.v_pad, c.int8, op.scale, op.softcap, out, peak, total});
+    const uint8_t* after[2] = {nullptr, nullptr};
+    for (int b = 0; b < 2; ++b) {
+      if (split < to) after[b] = keys_of(op, task, (low + kSplit) / kBlock + b);
+      else if (next) after[b] = keys_of(op, *next, (next->split < 0 ? first_visible(op, in_->position[next->row0]) / kSplit : next->split) * (kSplit / kBlock) + b);
+    }
+    kernels().attend({q, queries, first, last, low, blocks, c.k_pad, c.v_pad, c.int8, op.scale, op.softcap, out, peak, total, {after[0], after[1]}});
     for (int i = 0; i < queries; ++i) {
       int row = task.row0 + i / group, head = task.head * group + i % group;
       if (task.split < 0) {
@@ -176,16 +205,17 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, int t) {
 void Executor::run_attention(const AttentionOp& op, int instruction, int t) {
   const KVLayer& c = op.cache;
   if (separate_) {  // no task reads what another one writes, so nobody has to wait
-    for (int i; (i = next_[instruction * 2].fetch_add(1, std::memory_order_relaxed)) < (int)tasks_.size();) {
-      rotate_and_write(op, tasks_[i].row0, tasks_[i].head);
-      attend(op, tasks_[i], t);
-    }
+    take_tasks(instruction, [&](const AttentionTask& task, const AttentionTask* next) {
+      if (next) fetch_slot(op, *next);
+      rotate_and_write(op, task.row0, task.head);
+      attend(op, task, next, t);
+    });
     return;
   }
   auto [u0, u1] = share(in_->rows * c.heads, t);
   for (int u = u0; u < u1; ++u) rotate_and_write(op, u / c.heads, u % c.heads);
   pool_.barrier();
-  for (int i; (i = next_[instruction * 2].fetch_add(1, std::memory_order_relaxed)) < (int)tasks_.size();) attend(op, tasks_[i], t);
+  take_tasks(instruction, [&](const AttentionTask& task, const AttentionTask* next) { attend(op, task, next, t); });
   if (!split_parallel_) return;
   pool_.barrier();
   // Splits that ran apart are joined in order. A split that a window hides kept total 0 from the plan; clear after use.

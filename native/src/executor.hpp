@@ -160,7 +160,11 @@ class Executor {
   void run_logits(const LogitsOp&, int t);
   void run_attention(const AttentionOp&, int instruction, int t);
   void rotate_and_write(const AttentionOp&, int row, int head);
-  void attend(const AttentionOp&, const AttentionTask&, int t);
+  // `next`: the task after this one on the same thread, if it is known; its first keys are fetched meanwhile.
+  void attend(const AttentionOp&, const AttentionTask&, const AttentionTask* next, int t);
+  template <class Fn> void take_tasks(int instruction, Fn fn);
+  const uint8_t* keys_of(const AttentionOp&, const AttentionTask&, int block) const;
+  void fetch_slot(const AttentionOp&, const AttentionTask&) const;
   void block_of(const AttentionOp&, const Span&, int row, int block, int place, int t, KVBlock& out);
   void finish(const AttentionOp&, int row, int head, const float* out, float total);
   // Quantise rows [r0, r1) of x (normed first, if norm is given), gathered through `map` if it is not null.

@@ -68,6 +68,7 @@ struct SplitTask {
   float* const* out;      // [queries] -> [v_pad] weighted sum of values, not normalised
   float* peak;            // [queries] largest score
   float* total;           // [queries] sum of weights
+  const uint8_t* next[2]; // keys of the first blocks that are wanted after this split, to be fetched; null: none
 };
 
 struct Noise {

@@ -138,7 +138,8 @@ void attend(const SplitTask& t) {
         }
   }
   for (int b = 0; b < blocks; ++b) {
-    const uint8_t* ahead = t.blocks[b + kAhead < blocks ? b + kAhead : b].v;
+    const uint8_t* after = b + kAhead < blocks ? t.blocks[b + kAhead].v : t.next[b + kAhead - blocks];
+    const uint8_t* ahead = after ? after : t.blocks[b].v;
     by_rows(t.queries, [&]<int M>(int m) { weighted<M>(t, m, t.blocks[b], s, b * kBlock, m ? t.blocks[b].v : ahead); });
   }
 }
