@@ -200,9 +200,9 @@ class Simulation:
             if sequences and rng.random() < 0.02:
                 self.end(rng.choice(sequences), sequences, pool, spare)
             state = State(now, sequences, pool, limits, served, cost, 1000, spare=spare.free)
-            before = copy.deepcopy((sequences, pool.available))
+            before = copy.deepcopy(([vars(s) for s in sequences], pool.available))
             plan = schedule(state)
-            assert (sequences, pool.available) == before, "planning changes nothing"
+            assert ([vars(s) for s in sequences], pool.available) == before, "planning changes nothing"
             again = schedule(state)
             assert [(s.request, r) for s, r in plan.spans] == [(s.request, r) for s, r in again.spans]
             self.apply(plan, sequences, pool, spare, limits, served)

@@ -18,7 +18,7 @@ from slipstream.engine.request import Request, Terms, Timings
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kernels.native import NativeExecutable, usable_cores
 from slipstream.kvcache import BlockPool, PrefixCache
-from slipstream.program import BLOCK_SLOTS, Rows, SpanShape, StepShape
+from slipstream.program import BLOCK_SLOTS, Rows
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
 from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
@@ -183,9 +183,9 @@ class Engine:
         if not self._flights or cost is None:
             return 0.0
         flight = self._flights[-1]
-        spans = (SpanShape(start, rows, int(s in flight.drawing)) for s, start, rows in flight.spans)
-        expected = cost.seconds(StepShape.of_spans(spans, self.model.cache))
-        return max(0.0, max(flight.planned, self._accounts.landed) + expected - time.perf_counter())
+        if flight.expected is None:
+            flight.expected = cost.seconds(flight.shape(self.model.cache))
+        return max(0.0, max(flight.planned, self._accounts.landed) + flight.expected - time.perf_counter())
 
     def check(self) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared."""

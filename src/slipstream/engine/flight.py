@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from slipstream.kernels.backend import StepOutput
-from slipstream.program import BLOCK_SLOTS, Rows
+from slipstream.program import BLOCK_SLOTS, CacheSpec, Rows, SpanShape, StepShape
 from slipstream.program.rows import POSITION, SLOT, TOKEN
 from slipstream.program.sampling import DrawColumns, Drawn
 from slipstream.roofline.accounting import RowKind, SpanRecord
@@ -19,9 +19,10 @@ from slipstream.scheduling import Sequence, SpanPlan
 class Flight:
     """A step under way: its spans with the position each starts at, and the sequences that draw a token, in order.
 
-    `begun` and `planned` are when its planning began and when it was handed to the executable; `output` is there at
-    once if it was run at once. A `repeatable` step differs from the next one of the same sequences only in tokens and
-    positions, and has been run `repeats` times more, a token further each time.
+    `begun` and `planned` are when its planning began and when it was handed to the executable, `expected` how long it
+    should run, if anybody asked; `output` is there at once if it was run at once. A `repeatable` step differs from the
+    next one of the same sequences only in tokens and positions, and has been run `repeats` times more, a token further
+    each time.
     """
 
     spans: list[tuple[Sequence, int, int]]
@@ -34,6 +35,7 @@ class Flight:
     repeatable: bool = False
     repeats: int = 0
     deadline: float = math.inf
+    expected: float | None = None
 
     @classmethod
     def of(cls, spans: SequenceOf[SpanPlan], begun: float) -> Flight:
@@ -70,6 +72,11 @@ class Flight:
         for index, sequence in enumerate(self.drawing):
             sequence.unknown += 1
             sequence.draw_index = index
+
+    def shape(self, cache: CacheSpec) -> StepShape:
+        """The step's shape, before it is repeated."""
+        drawing = {id(sequence) for sequence in self.drawing}
+        return StepShape.of_spans((SpanShape(at, rows, int(id(s) in drawing)) for s, at, rows in self.spans), cache)
 
     def unwanted(self) -> tuple[int, ...]:
         """Drawing sequences that have ended meanwhile: their tokens come to nothing."""

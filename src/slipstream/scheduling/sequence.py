@@ -11,9 +11,9 @@ from slipstream.program import BLOCK_SLOTS, Namespace, sampled
 from slipstream.program.sampling import Draw, SamplingParams
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """Tokens so far, how many of them are in the cache, and the blocks they lie in.
+    """Tokens so far, how many of them are in the cache, and the blocks they lie in. Equal only to itself.
 
     The one rule: computed tokens catch up with tokens. A prompt chunk, a decode and a recomputation
     after preemption are the same thing. Steps that are under way count as computed; of the tokens they draw

@@ -32,7 +32,7 @@ from slipstream.serving.engine_metrics import EngineCollector
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
-from slipstream.serving.metrics import Metrics
+from slipstream.serving.metrics import Gaps, Metrics
 from slipstream.text import Tokenizer
 from slipstream.text.sandbox import TemplateError
 from slipstream.text.template import ChatTemplate
@@ -288,11 +288,12 @@ class Api:
     async def _whole(
         self, request: Request, answer: ChatAnswer | CompletionAnswer, news: AsyncIterator[News], timed: bool
     ) -> Response:
+        gaps = Gaps()
+
         async def collect() -> list[RequestTimings]:
             ended = []
-            heard: dict[int, float] = {}
             async for chunks, timings in news:
-                self.metrics.tokens(chunks, heard)
+                gaps.hear(chunks)
                 for chunk in chunks:
                     answer.add(chunk)
                 if timings is not None:
@@ -304,6 +305,7 @@ class Api:
         leaving = asyncio.create_task(_disconnected(request))
         await asyncio.wait([collecting, leaving], return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
+        self.metrics.gaps(gaps)
         if not collecting.done():
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
@@ -326,14 +328,14 @@ class Api:
         leave: contextlib.ExitStack,
     ) -> AsyncIterator[bytes]:
         ended: list[RequestTimings] = []
-        heard: dict[int, float] = {}
+        gaps = Gaps()
         try:
             for opening in answer.opening():
                 yield _event(opening)
             item: News | None = first
             while item is not None:
                 chunks, timings = item
-                self.metrics.tokens(chunks, heard)
+                gaps.hear(chunks)
                 for chunk in chunks:
                     if chunk.finish_reason == "abort":
                         error = ApiError(504, "the answer took too long", "timeout_error")
@@ -354,6 +356,7 @@ class Api:
             yield b"data: " + ApiError(503, str(error), "server_error").body() + b"\n\n"
         finally:
             await news.aclose()  # type: ignore[attr-defined]
+            self.metrics.gaps(gaps)
             leave.close()
 
     async def _off_loop(self, work: Callable[[], Result]) -> Result:

@@ -25,6 +25,23 @@ RATES = 10_000
 TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
+class Gaps:
+    """Times between an answer's tokens, kept until it ends: a histogram costs more than a stream's token should."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last: dict[int, float] = {}
+
+    def hear(self, chunks: Sequence[Chunk]) -> None:
+        """Tokens have come."""
+        now = time.perf_counter()
+        for chunk in chunks:
+            if chunk.token_ids:
+                if (before := self._last.get(chunk.choice)) is not None:
+                    self.seconds.append(now - before)
+                self._last[chunk.choice] = now
+
+
 class Metrics:
     """The server's registry: what it counts itself, and the engine's figures (see EngineCollector)."""
 
@@ -102,14 +119,11 @@ class Metrics:
         """A request got an error."""
         self.failed.labels(self._model, str(status)).inc()
 
-    def tokens(self, chunks: Sequence[Chunk], last: dict[int, float]) -> None:
-        """Tokens of an answer have come; `last` is when those before did, by choice, and is brought up to date."""
-        now = time.perf_counter()
-        for chunk in chunks:
-            if chunk.token_ids:
-                if (before := last.get(chunk.choice)) is not None:
-                    self.between_tokens.observe(now - before)
-                last[chunk.choice] = now
+    def gaps(self, gaps: Gaps) -> None:
+        """An answer has ended, well or not: the times between its tokens."""
+        for seconds in gaps.seconds:
+            self.between_tokens.observe(seconds)
+        gaps.seconds.clear()
 
     def render(self) -> bytes:
         """All of it as text."""
