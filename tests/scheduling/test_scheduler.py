@@ -72,6 +72,22 @@ def test_prompts_are_priced() -> None:
     assert seconds(shape_of(alone)) <= ALONE
 
 
+def test_a_target_between_tokens_keeps_newcomers_waiting() -> None:
+    """Rather one more in the queue than everybody's tokens too late; alone anybody may run."""
+    pool = BlockPool(1000)
+    newcomer = sequence(99, 40)
+
+    def admitted(decodes: int, target: float | None) -> bool:
+        those = [running(i, 40, pool) for i in range(decodes)]
+        return 99 in rows_of(plan_of([*those, newcomer], pool, cost=COST, limits=Limits(512, tpot_target=target)))
+
+    alone, nine = COST.seconds(StepShape(1, 1, 0, 40)), COST.seconds(StepShape(9, 9, 0, 9 * 40))
+    assert admitted(8, None)
+    assert admitted(8, nine * 1.01)
+    assert not admitted(8, nine * 0.99)
+    assert admitted(0, alone * 0.5)
+
+
 def shape_of(plan: Plan, without: int = -1):
     from slipstream.program import CacheSpec, SpanShape
 

@@ -205,6 +205,8 @@ class _Planner:
                 continue
             if not sequence.blocks and (self.preempted or running >= limits.max_sequences):
                 return
+            if not sequence.blocks and running and self._crowded(sequence, running + 1):
+                return
             if -(-sequence.length // BLOCK_SLOTS) > self.state.pool.size:
                 self.too_large.append(sequence)
                 continue
@@ -224,6 +226,14 @@ class _Planner:
                     return
                 running += 1
             self._add(sequence, rows)
+
+    def _crowded(self, newcomer: Sequence, sequences: int) -> bool:
+        """Whether a step of nothing but decodes would miss the target for the time between tokens with one more."""
+        cost, target = self.state.cost, self.state.limits.tpot_target
+        if cost is None or target is None:
+            return False
+        tokens, context = self.kv_tokens + newcomer.length, self.context + newcomer.length
+        return cost.seconds(StepShape(sequences, sequences, tokens * self.state.kv_bytes, context)) > target
 
     def _fitting(self, sequence: Sequence, rows: int, ready: list[Sequence]) -> int:
         """Rows of a begun prompt that the cache has room for; if none, and nothing else runs, others give way."""
