@@ -223,6 +223,7 @@ def test_sigterm_drains(tiny_gguf: Path) -> None:
     asking = threading.Thread(target=ask)
     asking.start()
     time.sleep(0.15)
+    os.kill(server.engine_pid(), signal.SIGTERM)  # service managers signal all processes of a service
     server.process.send_signal(signal.SIGTERM)
     asking.join(60)
     assert server.process.wait(30) == 0

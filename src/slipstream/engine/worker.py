@@ -228,7 +228,8 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
 def main() -> None:
     """Load, answer, end."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the server's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # both may reach the whole group; the server lets requests end first
+        signal.signal(number, signal.SIG_IGN)
     options = WorkerOptions(**json.loads(sys.argv[2]))
     context = zmq.Context(1)
     socket = context.socket(zmq.PAIR)
