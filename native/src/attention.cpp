@@ -1,5 +1,7 @@
 // The executor's attention: tasks over spans, heads and splits of the context.
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "executor.hpp"
 
@@ -29,6 +31,19 @@ void gather(const KVLayer& c, int head, int slot, int at, uint8_t* k, uint8_t* v
 }
 
 }  // namespace
+
+void Executor::copy_slots(const int32_t* pairs, int count) {
+  for (int i = 0; i < 2 * count; ++i)
+    if (pairs[i] < 0 || pairs[i] / kBlock >= blocks_limit_) throw std::runtime_error("copied slot " + std::to_string(pairs[i]) + " is outside the cache");
+  for (const AttentionOp& op : attentions_)
+    for (int i = 0; i < count; ++i)
+      for (int head = 0; head < op.cache.heads; ++head) {
+        const int to = pairs[2 * i + 1], block = to / kBlock;
+        const KVLayer& c = op.cache;
+        float *k_scales = c.int8 ? c.k_scales(block, head) : nullptr, *v_scales = c.int8 ? c.v_scales(block, head) : nullptr;
+        gather(c, head, pairs[2 * i], to % kBlock, c.k_block(block, head), c.v_block(block, head), k_scales, v_scales);
+      }
+}
 
 // Tasks are the same for all layers of a program: they differ in windows, which only skip splits.
 void Executor::plan_attention() {

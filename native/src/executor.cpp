@@ -58,8 +58,8 @@ Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<fl
 
 }  // namespace
 
-Executor::Executor(int threads, int max_rows)
-    : pool_(threads), max_rows_(max_rows), scratch_(pool_.size()), stolen_(pool_.size()), best_(pool_.size()), best_index_(pool_.size()), place_head_(pool_.size()) {}
+Executor::Executor(int threads, int max_rows, Executor* share)
+    : owned_(share ? share->owned_ : std::make_shared<Pool>(threads)), pool_(*owned_), max_rows_(max_rows), scratch_(pool_.size()), stolen_(pool_.size()), best_(pool_.size()), best_index_(pool_.size()), place_head_(pool_.size()) {}
 
 int Executor::buffer(int width) {
   Buffer b{width, round_up(width, kGroup), {}};
@@ -164,8 +164,9 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
 
 void Executor::sample(const SampleInput& draws, SampleOutput& drawn, int t) {
   if (delays_[(int)OpClass::Sample] > 0) wait_until(now() + delays_[(int)OpClass::Sample]);
-  if (draws.rows != 1 || !sliceable(draws, 0)) {
-    for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws.rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), draws, r, drawn);
+  if (draws.rows != 1 || !ids_.empty() || !sliceable(draws, 0)) {
+    const int32_t* ids = ids_.empty() ? nullptr : ids_.data();
+    for (int r; (r = next_[code_.size() * 2].fetch_add(1)) < draws.rows;) sample_row(logits_.data() + r * logits_stride_, vocabulary(), ids, draws, r, drawn);
     return;
   }
   auto [a, b] = share(vocabulary() / 64, t);

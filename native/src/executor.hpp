@@ -98,7 +98,8 @@ struct Needs {
 
 class Executor {
  public:
-  Executor(int threads, int max_rows);
+  // With `share` the threads are those of another executor, which never runs at the same time.
+  Executor(int threads, int max_rows, Executor* share = nullptr);
 
   int buffer(int width);
   void add(const EmbedOp& op) { push(Instruction::Embed, embeds_, op); }
@@ -125,8 +126,12 @@ class Executor {
   void set_cache(uint8_t* arena, size_t block_bytes, int blocks, int spare) {
     arena_ = arena, block_bytes_ = block_bytes, blocks_limit_ = blocks, arena_blocks_ = blocks + spare;
   }
+  // The head's rows stand for these tokens: drawn ones are given by them, and so is their noise. Ascending.
+  void set_vocabulary(std::vector<int32_t> ids) { ids_ = std::move(ids); }
   // Copy whole blocks, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the arena.
   void copy_blocks(const int32_t* pairs, int count);
+  // Copy single slots of all layers, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the cache.
+  void copy_slots(const int32_t* pairs, int count);
   int threads() const { return pool_.size(); }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
@@ -172,7 +177,8 @@ class Executor {
   Acts activations(const Buffer& x, int rows, const int32_t* map, const float* norm, float eps, Needs n, int t);
   std::pair<int, int> share(int n, int t) const { return {(int)((long)n * t / pool_.size()), (int)((long)n * (t + 1) / pool_.size())}; }
 
-  Pool pool_;
+  std::shared_ptr<Pool> owned_;
+  Pool& pool_;
   int max_rows_;
   std::vector<Buffer> buffers_;
   std::vector<Instruction> code_;
@@ -196,6 +202,7 @@ class Executor {
   std::unique_ptr<std::atomic<int>[]> next_; // [instructions] next task to take
   Scratch shared_;
   std::vector<Scratch> scratch_;             // [threads]
+  std::vector<int32_t> ids_;                 // [vocabulary] tokens of the head's rows; empty: the rows' own numbers
   std::vector<float> logits_;
   size_t logits_stride_ = 0;
   std::vector<std::vector<float>> taps_;

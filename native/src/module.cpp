@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
@@ -15,6 +16,7 @@
 #include "executor.hpp"
 #include "pack.hpp"
 #include "runner.hpp"
+#include "suffix.hpp"
 
 namespace nb = nanobind;
 using namespace slip;
@@ -159,7 +161,7 @@ class Packer {
 
 class PyExecutor {
  public:
-  PyExecutor(int threads, int max_rows) : e(threads, max_rows) {}
+  PyExecutor(int threads, int max_rows, PyExecutor* share) : e(threads, max_rows, share ? &share->e : nullptr) {}
   Executor e;
   std::vector<nb::object> keep;
   // The arrays of the submitted steps, oldest first. The runner, which uses them, is stopped before they go.
@@ -339,13 +341,27 @@ NB_MODULE(_native, m) {
       .def(nb::init<int>(), nb::arg("threads"))
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
+  nb::class_<SuffixIndex>(m, "SuffixIndex")
+      .def(nb::init<int, int>(), nb::arg("capacity"), nb::arg("least"))
+      .def("append", [](SuffixIndex& s, const std::vector<int32_t>& tokens) { s.append(tokens.data(), (int)tokens.size()); }, nb::arg("tokens"))
+      .def("propose", [](const SuffixIndex& s, const std::vector<int32_t>& context, int most) {
+        SuffixIndex::Proposal p = s.propose(context.data(), (int)context.size(), most);
+        return std::make_tuple(p.tokens, p.matched, p.share);
+      }, nb::arg("context"), nb::arg("most"))
+      .def_prop_ro("bytes", &SuffixIndex::bytes)
+      .def("__len__", &SuffixIndex::size);
+
   nb::class_<Draws>(m, "Draws")
       .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>>(),
            nb::arg("ints"), nb::arg("floats"), nb::arg("seed"), nb::arg("adjust_start"), nb::arg("adjust_token"), nb::arg("adjust_value"),
            nb::arg("allowed_start"), nb::arg("allowed_token"));
 
   nb::class_<PyExecutor>(m, "Executor")
-      .def(nb::init<int, int>(), nb::arg("threads"), nb::arg("max_rows"))
+      .def(nb::init<int, int, PyExecutor*>(), nb::arg("threads"), nb::arg("max_rows"), nb::arg("share").none() = nullptr)
+      .def("set_vocabulary", [](PyExecutor& s, Array<int32_t> ids) {
+        if ((int)ids.shape(0) != s.e.vocabulary()) throw std::invalid_argument("one token for every row of the head");
+        s.e.set_vocabulary(std::vector<int32_t>(ids.data(), ids.data() + ids.shape(0)));
+      }, nb::arg("ids"))
       .def("buffer", [](PyExecutor& s, int width) { return s.e.buffer(width); })
       .def("set_cache", [](PyExecutor& s, Bytes arena, size_t block_bytes, int blocks, int spare) {
         if (block_bytes * ((size_t)blocks + spare) > arena.size()) throw std::invalid_argument("the arena is smaller than its blocks");
@@ -408,6 +424,10 @@ NB_MODULE(_native, m) {
       .def("copy_blocks", [](PyExecutor& s, Table<int32_t> pairs) {
         if (pairs.shape(1) != 2) throw std::invalid_argument("pairs of blocks");
         s.e.copy_blocks(pairs.data(), (int)pairs.shape(0));
+      })
+      .def("copy_slots", [](PyExecutor& s, Table<int32_t> pairs) {
+        if (pairs.shape(1) != 2) throw std::invalid_argument("pairs of slots");
+        s.e.copy_slots(pairs.data(), (int)pairs.shape(0));
       })
       .def("submit", &submit, nb::arg("columns"), nb::arg("tables"), nb::arg("logit_rows"), nb::arg("draws").none(), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("copies"))
       .def("wait", [](PyExecutor& s) {

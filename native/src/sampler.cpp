@@ -54,7 +54,8 @@ size_t surviving(const std::vector<Candidate>& c, int top_k, float top_p, float 
 }
 
 // Candidates, sorted, such that the filters cut inside them; all tokens if need be.
-std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, float top_p, float min_p, size_t& keep) {
+// `rough`: none of those that are too far below the best, whether or not a filter cuts them off.
+std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, float top_p, float min_p, bool rough, size_t& keep) {
   float peak;
   int at;
   kernels().argmax(scaled.data(), (int)scaled.size(), &peak, &at);
@@ -70,23 +71,23 @@ std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, f
     }
     keep = surviving(c, top_k, top_p, min_p, whole);
     bool cut_inside = keep < c.size() || (top_k > 0 && (size_t)top_k <= c.size()) || c.size() == scaled.size();
-    if (cut_inside) return c;
+    if (cut_inside || rough) return c;
   }
   return {};
 }
 
-int draw_filtered(const std::vector<float>& x, const SampleInput& in, int row) {
+int draw_filtered(const std::vector<float>& x, const int32_t* ids, const SampleInput& in, int row) {
   std::vector<float> scaled(x);
   for (float& v : scaled) v /= in.temperature[row];
   size_t keep = 0;
-  auto c = candidates(scaled, in.top_k[row], in.top_p[row], in.min_p[row], keep);
+  auto c = candidates(scaled, in.top_k[row], in.top_p[row], in.min_p[row], ids != nullptr, keep);
   Noise noise = noise_of(in, row);
   float best = kNever;
   int token = c[0].token;
   for (size_t i = 0; i < keep; ++i) {
     float value;
     int at;
-    kernels().argmax_noise(&c[i].value, 1.0f, c[i].token, 1, noise, &value, &at);
+    kernels().argmax_noise(&c[i].value, 1.0f, ids ? ids[c[i].token] : c[i].token, 1, noise, &value, &at);
     if (value > best || (value == best && c[i].token < token)) {
       best = value;
       token = c[i].token;
@@ -95,20 +96,22 @@ int draw_filtered(const std::vector<float>& x, const SampleInput& in, int row) {
   return token;
 }
 
-void log_probabilities(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out) {
+// `drawn` is the place of the token that was drawn.
+void log_probabilities(const float* logits, int vocabulary, const int32_t* ids, const SampleInput& in, int row, int drawn, SampleOutput& out) {
   float peak;
   int at;
   kernels().argmax(logits, vocabulary, &peak, &at);
   double log_sum = peak + std::log(kernels().sum_exp(logits, peak, vocabulary));
   int32_t* tokens = out.tokens + (size_t)row * out.width;
   float* values = out.logprobs + (size_t)row * out.width;
-  values[0] = (float)(logits[tokens[0]] - log_sum);
+  values[0] = (float)(logits[drawn] - log_sum);
   int wanted = std::min(in.logprobs[row], vocabulary);
+  if (!wanted) return;
   std::vector<Candidate> c(vocabulary);
   for (int i = 0; i < vocabulary; ++i) c[i] = {logits[i], i};
   std::partial_sort(c.begin(), c.begin() + wanted, c.end());
   for (int i = 0; i < wanted; ++i) {
-    tokens[1 + i] = c[i].token;
+    tokens[1 + i] = ids ? ids[c[i].token] : c[i].token;
     values[1 + i] = (float)(c[i].value - log_sum);
   }
 }
@@ -130,21 +133,21 @@ void sample_slice(const float* logits, int first, int n, const SampleInput& in, 
   }
 }
 
-void sample_row(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out) {
+void sample_row(const float* logits, int vocabulary, const int32_t* ids, const SampleInput& in, int row, SampleOutput& out) {
   float best;
   int token;
   bool adjusted = in.adjust_start[row] != in.adjust_start[row + 1] || in.allowed_start[row] != in.allowed_start[row + 1];
-  bool filtered = in.temperature[row] > 0 && (in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
+  bool filtered = in.temperature[row] > 0 && (ids || in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
   if (!adjusted && !filtered) {
     sample_slice(logits, 0, vocabulary, in, row, &best, &token);
   } else {
     std::vector<float> x(logits, logits + vocabulary);
     adjust(x, in, row);
-    if (filtered) token = draw_filtered(x, in, row);
+    if (filtered) token = draw_filtered(x, ids, in, row);
     else sample_slice(x.data(), 0, vocabulary, in, row, &best, &token);
   }
-  out.tokens[(size_t)row * out.width] = token;
-  if (in.logprobs[row] >= 0) log_probabilities(logits, vocabulary, in, row, out);
+  out.tokens[(size_t)row * out.width] = ids ? ids[token] : token;
+  if (in.logprobs[row] >= 0) log_probabilities(logits, vocabulary, ids, in, row, token, out);
 }
 
 }  // namespace slip

@@ -25,8 +25,9 @@ struct SampleOutput {
   float* logprobs;
 };
 
-// Draw row `row` from logits [vocabulary]; called by one thread.
-void sample_row(const float* logits, int vocabulary, const SampleInput& in, int row, SampleOutput& out);
+// Draw row `row` from logits [vocabulary]; called by one thread. With `ids` the logits are those of these tokens only;
+// adjusted and allowed tokens are given by place, drawn ones by token. Tokens too unlikely to matter for a draft are left out.
+void sample_row(const float* logits, int vocabulary, const int32_t* ids, const SampleInput& in, int row, SampleOutput& out);
 // Whether a row can be drawn in slices of the vocabulary: no filter, no adjustment, no log-probabilities.
 bool sliceable(const SampleInput& in, int row);
 void sample_slice(const float* logits, int first, int n, const SampleInput& in, int row, float* best, int* index);

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from slipstream.engine.accounts import StepAccounts
-from slipstream.engine.flight import Flight
+from slipstream.engine.flight import Flight, Forecast
 from slipstream.engine.holdings import Holdings
 from slipstream.engine.model import Model
 from slipstream.engine.output import Chunk, FinishReason, OutputState, TokenLogprob
@@ -18,13 +18,17 @@ from slipstream.engine.request import Request, Terms, Timings
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kernels.native import NativeExecutable, usable_cores
 from slipstream.kvcache import BlockPool, PrefixCache
-from slipstream.program import BLOCK_SLOTS, Rows
+from slipstream.program import BLOCK_SLOTS, Draft, Rows
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
 from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
-from slipstream.scheduling import Limits, Plan, Sequence, SpanPlan, State, schedule
+from slipstream.scheduling import Limits, Offer, Plan, Sequence, SpanPlan, State, schedule
+from slipstream.speculation import Computed, Controller
+from slipstream.speculation.verification import ExactVerification, Verification
 
 Planner = Callable[[State], Plan]
+LISTEN_EVERY = 8
+"""Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
 
 
 class Engine:
@@ -38,11 +42,14 @@ class Engine:
         limits: Limits | None = None,
         prefix_cache: bool = True,
         ahead: bool | None = None,
+        controller: Controller | None = None,
+        verification: Verification | None = None,
     ):
         """`cost` prices steps and is kept true by the steps that are run; `planner` chooses their rows.
 
         With `ahead` a step is planned while the one before it runs, which pays where there is a core for it beside the
-        kernels' threads, and is the default there. Tokens are the same either way.
+        kernels' threads, and is the default there. Tokens are the same either way. With a `controller` answers are
+        drafted where that pays by `cost`, and drafts verified by `verification` (default: exact).
         """
         self.model, self.planner = model, planner
         self.ahead = _core_to_spare(model) if ahead is None else ahead
@@ -50,6 +57,9 @@ class Engine:
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
         """What the last step was given; running it again changes nothing."""
+        self.controller = controller
+        self._verification = verification or ExactVerification()
+        self._quiet = 0
         self._holdings = Holdings(model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token)
         if not prefix_cache:
             self._holdings.prefix = None
@@ -123,7 +133,7 @@ class Engine:
             sequence = Sequence(
                 number, choice, list(prompt), len(prompt), params, seed, self.model.eos, limit, namespace,
                 waits_for=first, tenant=terms.tenant, priority=terms.priority, arrived=now,
-                deadline=now + terms.timeout,
+                deadline=now + terms.timeout, tag=terms.tag,
             )  # fmt: skip
             first = first or sequence
             request.outputs[choice] = OutputState(sequence, self.model.tokenizer)
@@ -159,9 +169,15 @@ class Engine:
     def step(self) -> list[Chunk]:
         """See a step through and return its news, in the order of the sequences. The next one may be under way then."""
         chunks = [] if self._flights else self._launch()
-        if self._flights and self.ahead and not any(s.needs_history for s in self._flights[0].drawing):
+        if self._flights and self.ahead and self._unforeseen(self._flights[0]):
             chunks += self._launch()
         return chunks + self._land() if self._flights else chunks
+
+    def _unforeseen(self, flight: Flight) -> bool:
+        """Whether what comes after a step may be planned before its tokens are known: drafts can only be made then."""
+        if flight.drafts or any(s.needs_history for s in flight.drawing):
+            return False
+        return self.controller is None or self._quiet % LISTEN_EVERY != 0
 
     def run(self, number: int) -> Iterator[Chunk]:
         """Step until the request has ended, yielding its chunks."""
@@ -198,9 +214,10 @@ class Engine:
     def _launch(self) -> list[Chunk]:
         """Plan a step and start it; returns news of sequences that the plan ends."""
         begun = time.perf_counter()
-        if self._steady is not None and self._repeat(self._steady, begun):
+        offers, draft_pass = self._offers()
+        if not offers and self._steady is not None and self._repeat(self._steady, begun):
             return []
-        plan = self.planner(self._state())
+        plan = self.planner(self._state(offers, draft_pass))
         chunks = [self._drop(sequence, "length") for sequence in plan.too_large if not sequence.unknown]
         chunks += [self._drop(sequence, "abort") for sequence in plan.expired]
         for sequence in plan.preempted:
@@ -211,14 +228,36 @@ class Engine:
             if self._sequences and not (chunks or plan.preempted or self._flights):
                 raise SlipstreamError("no sequence can run: the cache is too small")
             return chunks
-        flight = Flight.of(plan.spans, begun)
+        drafts, drafting = self._drafts(plan)
+        flight = Flight.of(plan.spans, begun, drafts)
+        if drafts:
+            flight.forecast = Forecast(plan.plain, plan.speedup, drafting)
         self.last_step = flight.rows, flight.draws
         flight.depart()
-        for sequence, rows in plan.spans:
+        for sequence, rows, _ in plan.spans:
             self.served[sequence.tenant] += rows
             self._holdings.remember(sequence)
         self._depart(flight)
         return chunks
+
+    def _offers(self) -> tuple[dict[int, Offer], float]:
+        """What drafting would bring the sequences that decode next, and what a pass of the drafter takes."""
+        cost = self._accounts.snapshot
+        if self.controller is None or cost is None or self._flights:
+            self._quiet += 1
+            return {}, 0.0
+        offers = self.controller.offers(self._sequences, cost)
+        self._quiet = 0 if offers else self._quiet + 1
+        neural = sum(offer.neural for offer in offers.values())
+        return offers, self.controller.draft_pass(neural) if neural else 0.0
+
+    def _drafts(self, plan: Plan) -> tuple[dict[int, Draft], float]:
+        """The drafts that a plan has room for, and the seconds that making them took."""
+        if self.controller is None or not any(span.drafts for span in plan.spans):
+            return {}, 0.0
+        begun = time.perf_counter()
+        drafts = self.controller.draft(plan)
+        return drafts, time.perf_counter() - begun
 
     def _repeat(self, flight: Flight, begun: float) -> bool:
         """Let the last plan hold for another step; whether that is possible. The planner would say the same."""
@@ -235,11 +274,12 @@ class Engine:
 
     def _depart(self, flight: Flight) -> None:
         flight.planned = time.perf_counter()
-        if self.ahead:
+        if self.ahead and not (flight.drafts and self._verification.wants_logits):
             flight.output = None
             self.model.executable.submit(flight.rows, flight.draws)
         else:
-            flight.output = self.model.executable.step(flight.rows, flight.draws)
+            logits = bool(flight.drafts) and self._verification.wants_logits
+            flight.output = self.model.executable.step(flight.rows, flight.draws, logits=logits)
         self._flights.append(flight)
 
     def _land(self) -> list[Chunk]:
@@ -248,33 +288,90 @@ class Engine:
         output = flight.output = flight.output or self.model.executable.collect()
         ran = time.perf_counter()
         unwanted = flight.unwanted()
-        chunks = []
+        chunks: list[Chunk] = []
         if (drawn := output.drawn) is not None:
-            for index, (sequence, token) in enumerate(zip(flight.drawing, drawn.token.tolist(), strict=True)):
-                if not sequence.ended:
-                    logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, drawn, index)
-                    chunks.append(self._accept(sequence, token, logprobs, ran))
+            tokens = drawn.token.tolist()
+            for first, sequence in zip(flight.firsts, flight.drawing, strict=True):
+                if flight.drafts and (draft := flight.drafts.get(id(sequence))) is not None:
+                    chunks += self._verify(flight, sequence, draft, first, tokens, ran)
+                elif not sequence.ended:
+                    logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, drawn, first)
+                    chunks.append(self._accept(sequence, tokens[first], logprobs, ran))
+                    if flight.drafts:
+                        flight.tokens.append(1)
+                elif flight.drafts:
+                    flight.tokens.append(0)
+        if self.controller is not None and self.controller.neural is not None:
+            self._commit(flight)
         self._steady = flight if self._holds(flight) else None
         self._accounts.end(flight, unwanted, ran, bool(self._sequences))
+        if flight.drafts and self.controller is not None:
+            tokens_out, decodes = sum(flight.tokens), max(len(flight.drawing), 1)
+            spent = time.perf_counter() - flight.begun
+            self.controller.pace.add(spent, flight.forecast.plain * tokens_out / decodes, flight.forecast.speedup)
         return chunks
+
+    def _verify(
+        self, flight: Flight, sequence: Sequence, draft: Draft, first: int, drawn: list[int], ran: float
+    ) -> list[Chunk]:
+        """Take what a verification came to: its tokens become known one by one, and the answer may end at any."""
+        output, count = flight.output, 1 + len(draft)
+        assert output is not None
+        assert output.drawn is not None
+        assert self.controller is not None
+        if sequence.ended:
+            flight.tokens.append(0)
+            return []
+        logits = output.logits[first : first + count] if output.logits is not None else None
+        held, tokens = self._verification.verify(sequence, draft, drawn[first : first + count], logits)
+        end = sequence.computed
+        moves = [(sequence.slot(end + i), sequence.slot(end + k)) for k, i in enumerate(held) if i != k]
+        self._holdings.move(moves)
+        chunks: list[Chunk] = []
+        for place, token in enumerate(tokens):
+            row = first + (1 + held[place - 1] if place else 0)
+            logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, output.drawn, row)
+            sequence.computed += place < len(held)
+            sequence.unknown += place > 0
+            chunks.append(self._accept(sequence, token, logprobs, ran))
+            if chunks[-1].finish_reason is not None:
+                break
+        flight.tokens.append(len(chunks))
+        ended = chunks[-1].finish_reason is not None
+        tried = self.controller.landed(sequence, draft, min(len(held), len(chunks)), ended=ended)
+        timings = self.timings[sequence.request]
+        timings.drafts.add(len(draft), min(len(held), len(chunks)), tried)
+        return [_joined(chunks)]
+
+    def _commit(self, flight: Flight) -> None:
+        """Tell the drafter what the target has computed for good."""
+        assert self.controller is not None
+        assert flight.output is not None
+        computed, row = [], 0
+        for sequence, start, rows, draft in flight.spans:
+            kept = sequence.computed - start if draft is not None else rows
+            if not sequence.ended and sequence.blocks:
+                computed.append(Computed(sequence, start, kept))
+            row += rows + (len(draft) if draft is not None else 0)
+        self.controller.commit(computed)
 
     def _holds(self, flight: Flight) -> bool:
         """Whether the next step is the same, a token further: nobody came, went or waits."""
         everybody = len(self._sequences) == len(flight.drawing) and not any(s.ended for s in flight.drawing)
         return flight.repeatable and everybody and not self.ahead and self.planner is schedule
 
-    def _state(self) -> State:
+    def _state(self, offers: Mapping[int, Offer] | None = None, draft_pass: float = 0.0) -> State:
         return State(
             time.perf_counter(), self._sequences, self.pool, self.limits, self.served, self._accounts.snapshot,
-            self.model.cache.bytes_per_token, self._holdings.peek, self.spare.free,
+            self.model.cache.bytes_per_token, self._holdings.peek, self.spare.free, offers or {}, draft_pass,
         )  # fmt: skip
 
     def _take(self, span: SpanPlan) -> None:
-        sequence, rows = span
+        sequence, rows, drafts = span
         timings = self._requests[sequence.request].timings
         if not sequence.blocks and timings.started is None:
             timings.started = time.perf_counter()
-        self._holdings.take(sequence, rows)
+        self._holdings.take(sequence, rows + drafts)
         timings.cached_tokens = max(timings.cached_tokens, sequence.cached)
 
     def _preempt(self, sequence: Sequence, *, save: bool) -> None:
@@ -308,6 +405,8 @@ class Engine:
         self._steady = None
         self._holdings.release(sequence)
         sequence.ended = True
+        if self.controller is not None:
+            self.controller.free(sequence)
         for other in self._sequences:
             if other.waits_for is sequence:
                 other.waits_for = None
@@ -330,3 +429,15 @@ def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogpro
     tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
     pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
     return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)
+
+
+def _joined(chunks: SequenceOf[Chunk]) -> Chunk:
+    """The news of one choice in one step as one chunk."""
+    if len(chunks) == 1:
+        return chunks[0]
+    last = chunks[-1]
+    return last._replace(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+    )

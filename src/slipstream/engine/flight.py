@@ -5,48 +5,85 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slipstream.kernels.backend import StepOutput
-from slipstream.program import BLOCK_SLOTS, CacheSpec, Rows, SpanShape, StepShape
+from slipstream.program import BLOCK_SLOTS, CacheSpec, Draft, Rows, SpanShape, StepShape
+from slipstream.program.draft import ROOT
 from slipstream.program.rows import POSITION, SLOT, TOKEN
-from slipstream.program.sampling import DrawColumns, Drawn
+from slipstream.program.sampling import Draw, DrawColumns, Drawn
 from slipstream.roofline.accounting import RowKind, SpanRecord
 from slipstream.scheduling import Sequence, SpanPlan
 
 
+class Leg(NamedTuple):
+    """A sequence's rows in a step: `rows` tokens from position `start`, then those of its draft."""
+
+    sequence: Sequence
+    start: int
+    rows: int
+    draft: Draft | None = None
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What a step with drafts was expected to bring: seconds its decodes would take without, and how much faster it is.
+
+    `drafting` are the seconds that its drafts took to make.
+    """
+
+    plain: float = 0.0
+    speedup: float = 1.0
+    drafting: float = 0.0
+
+
 @dataclass(slots=True)
 class Flight:
-    """A step under way: its spans with the position each starts at, and the sequences that draw a token, in order.
+    """A step under way: its legs, and the sequences that draw a token, in order.
 
+    A sequence with a draft draws after each of its tokens too; `firsts` are the draws after the last known tokens.
     `begun` and `planned` are when its planning began and when it was handed to the executable, `expected` how long it
     should run, if anybody asked; `output` is there at once if it was run at once. A `repeatable` step differs from the
     next one of the same sequences only in tokens and positions, and has been run `repeats` times more, a token further
-    each time.
+    each time. Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
     """
 
-    spans: list[tuple[Sequence, int, int]]
+    spans: list[Leg]
     drawing: list[Sequence]
+    firsts: list[int]
     rows: Rows
     draws: DrawColumns | None
     begun: float
+    drafts: dict[int, Draft]
     planned: float = 0.0
     output: StepOutput | None = None
     repeatable: bool = False
     repeats: int = 0
     deadline: float = math.inf
     expected: float | None = None
+    tokens: list[int] = field(default_factory=list)
+    forecast: Forecast = field(default_factory=Forecast)
 
     @classmethod
-    def of(cls, spans: SequenceOf[SpanPlan], begun: float) -> Flight:
-        """The step of `spans`, whose sequences hold the blocks for it."""
-        starts = [(sequence, sequence.computed, rows) for sequence, rows in spans]
-        drawing = [sequence for sequence, rows in spans if rows == sequence.missing]
-        draws = DrawColumns.of([sequence.draw() for sequence in drawing]) if drawing else None
-        deadline = min((sequence.deadline for sequence, _ in spans), default=math.inf)
-        rows = rows_of(spans)
-        repeatable = len(rows) == len(drawing) and all(sequence.draws_alike for sequence in drawing)
-        return cls(starts, drawing, rows, draws, begun, repeatable=repeatable, deadline=deadline)
+    def of(cls, spans: SequenceOf[SpanPlan], begun: float, drafts: dict[int, Draft]) -> Flight:
+        """The step of `spans`, whose sequences hold the blocks for it; `drafts` are theirs, by id of the sequence."""
+        legs = [Leg(s, s.computed, rows, drafts.get(id(s)) if drafts else None) for s, rows, _ in spans]
+        drawing = [leg.sequence for leg in legs if leg.rows == leg.sequence.missing]
+        draws: list[Draw] = []
+        firsts: list[int] = []
+        if drafts:
+            for sequence in drawing:
+                draft = drafts.get(id(sequence))
+                firsts.append(len(draws))
+                draws += [sequence.draw()] if draft is None else sequence.draws(draft)
+        else:
+            draws, firsts = [sequence.draw() for sequence in drawing], list(range(len(drawing)))
+        deadline = min((leg.sequence.deadline for leg in legs), default=math.inf)
+        rows = rows_of(legs)
+        repeatable = not drafts and len(rows) == len(drawing) and all(sequence.draws_alike for sequence in drawing)
+        columns = DrawColumns.of(draws) if draws else None
+        return cls(legs, drawing, firsts, rows, columns, begun, drafts, repeatable=repeatable, deadline=deadline)
 
     def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
         """Become the next step, whose tokens the last one drew; `take` gives a sequence blocks for so many rows."""
@@ -66,17 +103,21 @@ class Flight:
         self.repeats += 1
 
     def depart(self) -> None:
-        """Count what it computes as computed, and what it draws as not yet known."""
-        for sequence, _, rows in self.spans:
-            sequence.computed += rows
-        for index, sequence in enumerate(self.drawing):
+        """Count what it computes as computed, and what it draws as not yet known; drafts do not count."""
+        for leg in self.spans:
+            leg.sequence.computed += leg.rows
+        for first, sequence in zip(self.firsts, self.drawing, strict=True):
             sequence.unknown += 1
-            sequence.draw_index = index
+            sequence.draw_index = first
 
     def shape(self, cache: CacheSpec) -> StepShape:
         """The step's shape, before it is repeated."""
         drawing = {id(sequence) for sequence in self.drawing}
-        return StepShape.of_spans((SpanShape(at, rows, int(id(s) in drawing)) for s, at, rows in self.spans), cache)
+        spans = []
+        for sequence, start, rows, draft in self.spans:
+            drafts = len(draft) if draft is not None else 0
+            spans.append(SpanShape(start, rows + drafts, int(id(sequence) in drawing) + drafts))
+        return StepShape.of_spans(spans, cache)
 
     def unwanted(self) -> tuple[int, ...]:
         """Drawing sequences that have ended meanwhile: their tokens come to nothing."""
@@ -86,23 +127,30 @@ class Flight:
 def span_records(flight: Flight, repeats: int, unwanted: Container[int]) -> Iterator[SpanRecord]:
     """What became of each span when the step had been repeated so often."""
     drawing = {id(sequence): index for index, sequence in enumerate(flight.drawing)}
-    for sequence, start, rows in flight.spans:
+    for sequence, start, rows, draft in flight.spans:
         index, at = drawing.get(id(sequence)), start + repeats
+        if draft is not None and index is not None:
+            count = rows + len(draft)
+            yield SpanRecord(sequence.request, "verify", at, count, 1 + len(draft), flight.tokens[index])
+            continue
         kind: RowKind = "decode" if rows == 1 and at >= sequence.prompt_length else "prefill"
         draws = index is not None
         yield SpanRecord(sequence.request, kind, at, rows, int(draws), int(draws and index not in unwanted))
 
 
-def rows_of(spans: SequenceOf[SpanPlan]) -> Rows:
-    """The spans' rows, column by column: most steps have one row, and are short."""
+def rows_of(legs: SequenceOf[Leg]) -> Rows:
+    """The legs' rows, column by column: most steps have one row, and are short.
+
+    A draft's tokens lie one slot after the other, whatever their positions: a chain's are in place then.
+    """
     owners: list[int] = []
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     parents: list[int] = []
     logit_rows: list[int] = []
-    for index, (sequence, count) in enumerate(spans):
-        start, end, first = sequence.computed, sequence.computed + count, len(owners)
+    for index, (sequence, start, count, draft) in enumerate(legs):
+        end, first = start + count, len(owners)
         if count == 1:
             owners.append(index)
             tokens.append(sequence.token(start))
@@ -118,5 +166,13 @@ def rows_of(spans: SequenceOf[SpanPlan]) -> Rows:
             parents += [-1, *range(first, first + count - 1)]
         if end == sequence.length:
             logit_rows.append(first + count - 1)
+        if draft is not None:
+            root = len(owners) - 1
+            owners += [index] * len(draft)
+            tokens += draft.tokens
+            positions += [end + depth for depth in draft.depths]
+            slots += [sequence.slot(end + place) for place in range(len(draft))]
+            parents += [root if parent == ROOT else root + 1 + parent for parent in draft.parents]
+            logit_rows += range(root + 1, len(owners))
     columns = (owners, tokens, positions, slots, parents)
-    return Rows.of_columns(columns, logit_rows, [sequence.blocks for sequence, _ in spans])
+    return Rows.of_columns(columns, logit_rows, [leg.sequence.blocks for leg in legs])

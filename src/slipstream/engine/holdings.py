@@ -7,6 +7,7 @@ change hands while a step that still uses them runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from functools import cache
 
 import numpy as np
@@ -105,6 +106,11 @@ class Holdings:
                 pairs.append((first.blocks[full], sequence.blocks[full]))
                 sequence.computed += rest
         self._copy(pairs)
+
+    def move(self, slots: SequenceOf[tuple[int, int]]) -> None:
+        """Copy what single slots hold, (from, to) in order: the accepted branch of a tree goes where a chain would be."""
+        if slots:
+            self._executable.copy_slots(np.array(slots, np.int32))
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.engine.output import OutputState
+from slipstream.speculation import Counts
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Whose request it is and how it is to be treated: a lower priority goes first, `timeout` is in seconds.
 
-    Only requests of one tenant and one `cache_salt` share cached prefixes.
+    Only requests of one tenant and one `cache_salt` share cached prefixes. Requests with one `tag` are traffic of one
+    kind: drafts are expected to fare alike.
     """
 
     tenant: str = ""
     priority: int = 0
     timeout: float = math.inf
     cache_salt: str = ""
+    tag: str = ""
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Timings:
     generated: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    drafts: Counts = field(default_factory=Counts)
 
     @property
     def queue_seconds(self) -> float:

@@ -73,6 +73,9 @@ class Executable(Protocol):
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy blocks, pairs [n, 2] of (from, to) in order, between the steps submitted so far and those to come."""
 
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy single slots of all layers, pairs [n, 2] of (from, to) in order. No step may be running."""
+
 
 class Backend(Protocol):
     """Compiles programs."""

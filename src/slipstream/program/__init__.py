@@ -9,6 +9,7 @@ from slipstream.program.cache import (
     KVFormat,
     Namespace,
 )
+from slipstream.program.draft import Draft, Proposal
 from slipstream.program.formats import TENSOR_TYPES, TensorType
 from slipstream.program.program import Program, Recorder, ShardPlan, WeightUse
 from slipstream.program.rows import NO_PARENT, Row, Rows, sampled
@@ -20,10 +21,12 @@ __all__ = [
     "TENSOR_TYPES",
     "CacheGroup",
     "CacheSpec",
+    "Draft",
     "GroupKind",
     "KVFormat",
     "Namespace",
     "Program",
+    "Proposal",
     "Recorder",
     "Row",
     "Rows",

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from slipstream.kvcache import BlockPool
 from slipstream.program import BLOCK_SLOTS, StepShape
 from slipstream.roofline.cost import CostModel
+from slipstream.scheduling.drafts import Offer, Prices, allot
 from slipstream.scheduling.sequence import Sequence
 
 STRETCH = 0.5
@@ -50,7 +51,8 @@ class State:
 
     `sequences` are in order of arrival; `served` are the rows each tenant has had; `cost` prices steps, and without it
     only `limits.max_rows` bounds them. `kv_bytes` are those of a token in the cache; `peek` looks up how many tokens of
-    a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache.
+    a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache. `offers`
+    are what drafting is expected to bring, by id of the sequence, and `draft_pass` the seconds of a pass of the drafter.
     """
 
     now: float
@@ -62,22 +64,27 @@ class State:
     kv_bytes: int = 0
     peek: Callable[[Sequence], int] = lambda sequence: 0
     spare: int = 0
+    offers: Mapping[int, Offer] = field(default_factory=dict)
+    draft_pass: float = 0.0
 
 
 class SpanPlan(NamedTuple):
     """`rows` tokens of a sequence, from its first one that is neither computed nor in the prefix cache.
 
-    One that was moved out of the cache is moved back before.
+    One that was moved out of the cache is moved back before. `drafts` more rows are draft tokens, if there are any by then.
     """
 
     sequence: Sequence
     rows: int
+    drafts: int = 0
 
 
 class Plan(NamedTuple):
     """A step's spans, the sequences that lose their blocks for it, those that can never fit, and those too late.
 
-    Of the preempted, those in `saved` are moved out of the cache, the others computed again.
+    Of the preempted, those in `saved` are moved out of the cache, the others computed again. `row_price` is how likely a draft
+    must be to survive to be worth its row, `draft_price` to be worth the pass of the drafter as well; `plain` are the
+    seconds that the decodes would take alone and without drafts, `speedup` what the drafts are expected to bring.
     """
 
     spans: list[SpanPlan]
@@ -85,6 +92,10 @@ class Plan(NamedTuple):
     saved: list[Sequence]
     too_large: list[Sequence]
     expired: list[Sequence]
+    row_price: float = 0.0
+    draft_price: float = 0.0
+    plain: float = 0.0
+    speedup: float = 1.0
 
 
 def blocks_needed(sequence: Sequence, tokens: int) -> int:
@@ -127,9 +138,56 @@ class _Planner:
                 break
             if sequence not in self.preempted and self._find_blocks(sequence, ready):
                 self._add(sequence, 1)
+        bare = self._shape()
         if prompts:
             self._add_prompts(prompts, ready)
-        return Plan(self.spans, self.preempted, self.saved, self.too_large, expired)
+        prices = self._add_drafts(bare) if state.offers and bare.rows else ()
+        return Plan(self.spans, self.preempted, self.saved, self.too_large, expired, *prices)
+
+    def _add_drafts(self, bare: StepShape) -> tuple[float, ...]:
+        """Let drafts ride along where they pay; returns the plan's last four entries.
+
+        Prompts in the step make rows dearer, but their own seconds are not held against the drafts.
+        """
+        state, cost = self.state, self.state.cost
+        places = [i for i, span in enumerate(self.spans) if id(span.sequence) in state.offers and span.rows == 1]
+        if not places or cost is None:
+            return ()
+        offers = [self._within(self.spans[i].sequence, state.offers[id(self.spans[i].sequence)]) for i in places]
+        full, context = self._shape(), self.context // max(self.rows, 1)
+
+        def step(drafts: int) -> float:
+            return cost.seconds(
+                replace(
+                    full, rows=full.rows + drafts, logit_rows=full.logit_rows + drafts,
+                    row_context=full.row_context + drafts * context,
+                )
+            )  # fmt: skip
+
+        sunk = step(0) - cost.seconds(bare)
+        room = state.limits.max_rows - self.rows
+        chosen = allot(offers, Prices(step, sunk, state.draft_pass), bare.rows, room)
+        for place, drafts in zip(places, chosen.drafts, strict=True):
+            sequence = self.spans[place].sequence
+            drafts = self._affordable_drafts(sequence, drafts)
+            self.spans[place] = SpanPlan(sequence, 1, drafts)
+        neural = sum(1 for offer, drafts in zip(offers, chosen.drafts, strict=True) if offer.neural and drafts)
+        each = state.draft_pass / neural if neural else 0.0
+        row = chosen.rate * (step(1) - step(0))
+        return row, row + chosen.rate * each, cost.seconds(bare), chosen.speedup
+
+    def _within(self, sequence: Sequence, offer: Offer) -> Offer:
+        """No drafts past the last token that a sequence may have."""
+        most = sequence.limit - sequence.length - 1
+        return offer if len(offer.survival) <= most else replace(offer, survival=offer.survival[: max(most, 0)])
+
+    def _affordable_drafts(self, sequence: Sequence, drafts: int) -> int:
+        """Drafts for which there are blocks; nobody gives way for them. Takes the blocks."""
+        held = max(len(sequence.blocks), -(-(sequence.computed + 1) // BLOCK_SLOTS))
+        spare = max(0, self.available - len(self.spans))  # everybody who runs may need a block for the next step
+        drafts = max(0, min(drafts, (held + spare) * BLOCK_SLOTS - sequence.computed - 1))
+        self.available -= max(0, -(-(sequence.computed + 1 + drafts) // BLOCK_SLOTS) - held)
+        return drafts
 
     def _start(self, sequence: Sequence) -> int:
         """The first token that has to be computed."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from slipstream.kvcache import Node
-from slipstream.program import BLOCK_SLOTS, Namespace, sampled
+from slipstream.program import BLOCK_SLOTS, Draft, Namespace, sampled
 from slipstream.program.sampling import Draw, SamplingParams
 
 
@@ -21,6 +22,8 @@ class Sequence:
     `tenant` is whose request it is; a lower `priority` goes first; `limit` is how many tokens it ends at;
     `cached` tokens of the prompt came from the prefix cache, in which `node` is where the sequence stands.
     A sequence that was moved out of the cache has its `computed` tokens in the spare blocks `saved`.
+    Of the positions that are computed a neural drafter has state for the first `drafted`. Traffic with one `tag` is
+    expected to be drafted alike.
     """
 
     request: int
@@ -47,6 +50,8 @@ class Sequence:
     cached: int = 0
     preemptions: int = 0
     node: Node | None = None
+    drafted: int = 0
+    tag: str = ""
 
     @property
     def generated(self) -> int:
@@ -96,16 +101,35 @@ class Sequence:
         """How the token after the last one is drawn."""
         return Draw(self.params, self.seed, self.choice, self.length, adjust=self._adjust())
 
-    def _adjust(self) -> list[tuple[int, float, float]]:
+    def draw_after(self, path: list[int]) -> Draw:
+        """How the token after the last one and then `path` is drawn, should those come to be its tokens."""
+        return Draw(self.params, self.seed, self.choice, self.length + len(path), adjust=self._adjust(path))
+
+    def draws(self, draft: Draft) -> list[Draw]:
+        """How the token after the last one, and after each draft token, is drawn."""
+        if self.draws_alike and not self._always_adjusts:
+            return [
+                Draw(self.params, self.seed, self.choice, self.length + depth)
+                for depth in (0, *(depth + 1 for depth in draft.depths))
+            ]
+        return [self.draw(), *(self.draw_after(draft.path(index)) for index in range(len(draft)))]
+
+    @property
+    def _always_adjusts(self) -> bool:
+        return bool(self.params.logit_bias or self.params.banned_tokens)
+
+    def _adjust(self, path: SequenceOf[int] = ()) -> list[tuple[int, float, float]]:
+        """Logits to be changed for the token after the last one and `path`."""
         p = self.params
-        early = self.generated + self.unknown < p.min_tokens
+        early = self.generated + self.unknown + len(path) < p.min_tokens
         if not (p.has_penalties or p.logit_bias or p.banned_tokens or early):
             return []
         multiply: dict[int, float] = {}
         add: dict[int, float] = {}
         if p.repetition_penalty != 1.0:
-            multiply = dict.fromkeys(self.tokens, p.repetition_penalty)
-        for token, count in self.counts.items() if p.has_penalties else ():
+            multiply = dict.fromkeys((*self.tokens, *path), p.repetition_penalty)
+        counts = self.counts + Counter(path) if path and p.has_penalties else self.counts
+        for token, count in counts.items() if p.has_penalties else ():
             add[token] = -(p.presence_penalty + p.frequency_penalty * count)
         for token, bias in p.logit_bias.items():
             add[token] = add.get(token, 0.0) + bias

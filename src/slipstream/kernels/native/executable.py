@@ -65,10 +65,12 @@ class NativeExecutable:
         max_rows: int,
         packings: list[Packing],
         stored_bytes: int,
+        share: NativeExecutable | None = None,
     ):
+        """With `share` the threads are those of another executable, which never runs at the same time."""
         self.program, self.operands, self.packings = program, operands, packings
         self.stored_bytes = stored_bytes
-        self.executor = _native.Executor(threads, max_rows)
+        self.executor = _native.Executor(threads, max_rows, share.executor if share is not None else None)
         arena = operands.cache
         self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
@@ -180,6 +182,11 @@ class NativeExecutable:
         if not self._flights:
             self._copy()
 
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy single slots of all layers, pairs [n, 2] of (from, to) in order. No step may be running."""
+        self._copy()
+        self.executor.copy_slots(pairs)
+
     def _copy(self) -> None:
         if len(self._copies):
             self.executor.copy_blocks(self._copies)
@@ -217,21 +224,25 @@ class NativeBackend:
         quantization: Quantization = "none",
         files: tuple[Path, ...] = (),
         progress: Progress | None = None,
+        requantize: bool = False,
+        share: NativeExecutable | None = None,
     ):
         """`files` are the weights' own, for the pack cache's key; without them nothing is cached.
 
-        `progress` is called with packed bytes and their total.
+        `progress` is called with packed bytes and their total. With `requantize`, weights that are quantised already
+        are quantised anew. With `share` the threads are those of another executable, which never runs at the same time.
         """
         self.threads = threads or default_threads()
         self.max_rows, self.quantization = max_rows, quantization
         self.files, self.progress = files, progress
+        self.requantize, self.share = requantize, share
 
     def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> NativeExecutable:
         """Load the weights and set up a cache of `blocks` blocks, and `spare` ones after them for copies only."""
         if program.shard.size > 1:
             raise UsageError("the native backend runs whole models; a shard plan of 1 is needed")
         packings = [
-            plan(use, weights, program.shard, self.quantization)
+            plan(use, weights, program.shard, self.quantization, self.requantize)
             for use in program.weights.values()
             if use.role != "vector"
         ]
@@ -242,7 +253,7 @@ class NativeBackend:
         cache = CacheArena.allocate(program.cache, blocks, spare)
         operands = Operands(matrices, vectors, cache, blocks * BLOCK_SLOTS)
         stored = _stored_bytes(program, weights)
-        return NativeExecutable(program, operands, self.threads, self.max_rows, packings, stored)
+        return NativeExecutable(program, operands, self.threads, self.max_rows, packings, stored, self.share)
 
     def _matrices(self, packings: list[Packing], weights: WeightSource, program: Program) -> dict[str, _native.Matrix]:
         offsets, size = layout(packings)

@@ -50,11 +50,16 @@ class Packing:
         return _native.packed_bytes(self.format, self.use.shape[0], self.use.shape[1])
 
 
-def plan(use: WeightUse, weights: WeightSource, shard: ShardPlan, quantization: Quantization) -> Packing:
-    """Choose a weight's format. Types without a kernel of their own become int8."""
+def plan(
+    use: WeightUse, weights: WeightSource, shard: ShardPlan, quantization: Quantization, requantize: bool = False
+) -> Packing:
+    """Choose a weight's format. Types without a kernel of their own become int8.
+
+    `quantization` is for weights in floats; with `requantize` for all of them.
+    """
     stored = weights.stored(use, shard)
     kind = stored.tensor.type.name if stored else "F32"
-    if kind in _FLOATS and quantization != "none":
+    if (kind in _FLOATS or requantize) and quantization != "none":
         return Packing(use, _QUANTIZED[quantization], True)
     if kind not in _EXACT:
         return Packing(use, "i8", True)

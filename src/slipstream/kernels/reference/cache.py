@@ -54,9 +54,18 @@ class GroupCache:
         """Values at `slots`; a latent group's are its keys."""
         return (self.v if self.group.v_dim else self.k)[layer, slots]
 
+    @property
+    def _arrays(self) -> list[Float32Array]:
+        return [self.state] if self.group.kind is GroupKind.RECURRENT else [self.k, self.v]
+
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy single slots, pairs [n, 2] of (from, to), one after the other."""
+        for array in self._arrays:
+            for source, to in pairs:
+                array[:, to] = array[:, source]
+
     def copy(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy whole blocks, pairs [n, 2] of (from, to)."""
-        arrays = [self.state] if self.group.kind is GroupKind.RECURRENT else [self.k, self.v]
-        for array in arrays:
+        for array in self._arrays:
             blocks = array.reshape(array.shape[0], -1, BLOCK_SLOTS, *array.shape[2:])
             blocks[:, pairs[:, 1]] = blocks[:, pairs[:, 0]]

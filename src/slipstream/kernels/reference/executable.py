@@ -61,6 +61,11 @@ class ReferenceExecutable(Immediate):
         for cache in self.cache:
             cache.copy(pairs)
 
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy single slots of all layers, pairs [n, 2] of (from, to) in order."""
+        for cache in self.cache:
+            cache.copy_slots(pairs)
+
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Run the ops in order over the rows."""
         values: dict[int, Float32Array] = {}

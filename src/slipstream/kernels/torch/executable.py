@@ -68,6 +68,13 @@ class TorchExecutable(Immediate):
                 blocks = array.view(array.shape[0], -1, BLOCK_SLOTS, *array.shape[2:])
                 blocks[:, pairs[:, 1]] = blocks[:, pairs[:, 0]].clone()
 
+    def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
+        """Copy single slots of all layers, pairs [n, 2] of (from, to) in order."""
+        for arrays in self.cache:
+            for array in arrays:
+                for source, to in pairs.tolist():
+                    array[:, to] = array[:, source]
+
     @torch.inference_mode()
     def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
         """Run the ops in order over the rows."""

@@ -1,0 +1,107 @@
+"""Which draft tokens a step verifies: those that bring more tokens a second than the step has without them.
+
+The rule is that of DSpark's scheduler: sort the drafts of all sequences by how likely each is to survive, and take them as
+long as expected tokens ÷ seconds rises. Only what was estimated before the tokens are drawn counts, so that nothing
+depends on a later token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+GIVE_UP = 0.9
+"""Below this share of the best rate found, taking still more drafts is not looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What drafting a sequence is expected to bring.
+
+    `survival[i]` is how likely draft i (and so all before it) is to be accepted. A `neural` draft is still to be made, in
+    passes of the drafter over all the sequences it drafts for; `setup` are the seconds until it can begin.
+    """
+
+    survival: tuple[float, ...]
+    neural: bool = False
+    setup: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds: `step(n)` of the step with n draft rows, `sunk` the part of it that prompts add, `draft_pass` of one pass
+    of the neural drafter over all sequences that want it.
+    """
+
+    step: Callable[[int], float]
+    sunk: float = 0.0
+    draft_pass: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """Drafts that each offer gets, in order, and the expected tokens a second with and without them."""
+
+    drafts: tuple[int, ...]
+    rate: float
+    plain: float
+
+    @property
+    def speedup(self) -> float:
+        """S, as predicted."""
+        return self.rate / self.plain if self.plain else 1.0
+
+
+def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> Allotment:
+    """Choose how many drafts of each offer to verify, `room` rows at most, in a step that has `decodes` without them."""
+    known: dict[int, float] = {}
+
+    def seconds(rows: int) -> float:
+        if rows not in known:
+            known[rows] = max(prices.step(rows) - prices.sunk, 1e-9)
+        return known[rows]
+
+    plain = decodes / seconds(0)
+    best, best_drafts = plain, (0,) * len(offers)
+    deepest = max((len(offer.survival) for offer in offers if offer.neural), default=0)
+    for passes in range(deepest + 1):
+        drafts, rate = _best(offers, passes, decodes, room, seconds, prices.draft_pass)
+        if rate > best:
+            best, best_drafts = rate, drafts
+        elif passes and rate < GIVE_UP * best:
+            break
+    return Allotment(best_drafts, best, plain)
+
+
+def _best(
+    offers: Sequence[Offer],
+    passes: int,
+    decodes: int,
+    room: int,
+    seconds: Callable[[int], float],
+    draft_pass: float,
+) -> tuple[tuple[int, ...], float]:
+    """The best drafts, and their rate, when the neural drafter makes so many passes."""
+    candidates = [
+        (-chance, depth, index)
+        for index, offer in enumerate(offers)
+        for depth, chance in enumerate(offer.survival[:passes] if offer.neural else offer.survival)
+    ]
+    candidates.sort()
+    extra = passes * draft_pass
+    if passes:
+        extra += sum(offer.setup for offer in offers if offer.neural)
+    tokens, taken = float(decodes), 0
+    best, best_taken = (tokens / (seconds(0) + extra), 0)
+    for chance, _, _ in candidates[:room]:
+        taken += 1
+        tokens -= chance
+        rate = tokens / (seconds(taken) + extra)
+        if rate > best:
+            best, best_taken = rate, taken
+        elif rate < GIVE_UP * best:
+            break
+    drafts = [0] * len(offers)
+    for _, _, index in candidates[:best_taken]:
+        drafts[index] += 1
+    return tuple(drafts), best

@@ -1,0 +1,243 @@
+"""Controller: which drafter drafts for which answer, and how sure its drafts are; what became of them teaches it.
+
+It estimates, per answer and class of confidence, how likely drafts are to be accepted, and hands the planner what each
+answer's drafts would bring. How many are verified is the planner's choice, by the cost of a step (scheduling/drafts.py).
+Estimates only ever look at tokens that are known.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slipstream.program import Draft, StepShape
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Offer, Plan
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.acceptance import (
+    ANSWER_MEMORY,
+    ANSWER_WEIGHT,
+    TAG_MEMORY,
+    TAG_WEIGHT,
+    Acceptance,
+    survival,
+)
+from slipstream.speculation.drafter import Ask, Computed, Drafter
+from slipstream.speculation.statistics import Counts, Pace
+
+FIRST_PAUSE, LONGEST_PAUSE = 16, 512
+"""Tokens for which an answer that neural drafts do not pay for is left alone; twice as many each time in a row."""
+TRIAL = 2
+"""Drafts of the round that looks whether they pay again."""
+SETUP_ROUNDS = 32
+"""Rounds over which the seconds until a drafter can begin are expected to pay."""
+MOST_TAGS = 256
+POSITION_PRIOR = 0.6
+"""Chance of a neural draft at each position before anything was seen."""
+
+
+@dataclass
+class _Track:
+    """What is known of drafting one answer."""
+
+    classes: dict[str, Acceptance] = field(default_factory=dict)
+    positions: dict[str, Acceptance] = field(default_factory=dict)
+    resume: int = 0
+    pause: int = FIRST_PAUSE
+    trial: bool = False
+
+
+@dataclass
+class _Known:
+    """What is known of one drafter on one tag."""
+
+    classes: Acceptance
+    positions: Acceptance
+    counts: Counts = field(default_factory=Counts)
+
+
+class Controller:
+    """Drafting for all answers of an engine. The last of `drafters` that is neural takes part in every step."""
+
+    def __init__(self, drafters: Sequence[Drafter]):
+        self.drafters = list(drafters)
+        self.pace = Pace()
+        self._tracks: dict[int, _Track] = {}
+        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._ready: dict[int, tuple[Drafter, Draft | None]] = {}
+
+    @property
+    def neural(self) -> Drafter | None:
+        """The drafter that takes passes over weights, if there is one."""
+        return next((drafter for drafter in self.drafters if drafter.neural), None)
+
+    def offers(self, answers: Iterable[Answer], cost: CostModel) -> dict[int, Offer]:
+        """What drafting would bring for answers that are about to decode, by id."""
+        self._ready.clear()
+        eligible = [a for a in answers if a.blocks and not a.unknown and a.missing == 1 and a.waits_for is None]
+        if not eligible:
+            return {}
+        offers: dict[int, Offer] = {}
+        row = _row_seconds(cost, len(eligible), eligible[0].computed)
+        plain = cost.seconds(StepShape(len(eligible), len(eligible), 0, sum(a.length for a in eligible)))
+        rate = len(eligible) / plain
+        neural = self.neural
+        each = neural.pass_seconds(len(eligible)) / len(eligible) if neural is not None else 0.0
+        for answer in eligible:
+            most, best = answer.limit - answer.length - 1, 0.0
+            if most <= 0:
+                continue
+            track = self._tracks.setdefault(id(answer), _Track())
+            for drafter in self.drafters:
+                draft, offer = self._offer(drafter, answer, track, most)
+                if offer is None:
+                    continue
+                gain = _gain(offer, rate, row, each)
+                if drafter.neural and gain <= 0.0:
+                    self._pause(answer)
+                if gain > best:
+                    best = gain
+                    offers[id(answer)], self._ready[id(answer)] = offer, (drafter, draft)
+        return offers
+
+    def _offer(self, drafter: Drafter, answer: Answer, track: _Track, most: int) -> tuple[Draft | None, Offer | None]:
+        most = min(most, drafter.most)
+        if not drafter.neural:
+            chances = self._chances(drafter, answer, track)
+            draft = drafter.propose([Ask(answer, most, 0.0, chances.chance)])[0]
+            if draft is None:
+                return None, None
+            return draft, Offer(survival([chances.chance(c) for c in draft.classes]))
+        if answer.generated < track.resume:
+            return None, None
+        positions = self._positions(drafter, answer, track)
+        if track.trial:
+            chances_ahead = [POSITION_PRIOR] * min(most, TRIAL)
+        else:
+            chances_ahead = [positions.chance(i) for i in range(most)]
+        setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
+        return None, Offer(survival(chances_ahead), neural=True, setup=setup)
+
+    def draft(self, plan: Plan) -> dict[int, Draft]:
+        """Make the drafts that a plan has room for, by id of the answer."""
+        drafts: dict[int, Draft] = {}
+        asks: dict[Drafter, list[Ask]] = {}
+        for answer, _, count in plan.spans:
+            if id(answer) not in self._ready:
+                continue
+            drafter, draft = self._ready[id(answer)]
+            if not count:
+                if drafter.neural:
+                    self._pause(answer)
+            elif draft is not None:
+                drafts[id(answer)] = draft.cut(count)
+            else:
+                track = self._tracks[id(answer)]
+                track.pause, track.trial = track.pause if track.trial else FIRST_PAUSE, False
+                chances = self._chances(drafter, answer, track)
+                asks.setdefault(drafter, []).append(Ask(answer, count, plan.draft_price, chances.chance))
+        for drafter, wanted in asks.items():
+            for ask, draft in zip(wanted, drafter.propose(wanted), strict=True):
+                if draft is not None and len(draft):
+                    drafts[id(ask.answer)] = self._worth(draft, ask, plan.row_price)
+        return {key: draft for key, draft in drafts.items() if len(draft)}
+
+    def _worth(self, draft: Draft, ask: Ask, price: float) -> Draft:
+        """A neural draft without the rows that are not worth verifying, which its confidence tells only now."""
+        chances = [ask.chance(c) for c in draft.classes]
+        alive: list[float] = []
+        for chance, parent in zip(chances, draft.parents, strict=True):
+            alive.append(chance * (alive[parent] if parent >= 0 else 1.0))
+        kept = len(draft)
+        if draft.is_chain:
+            kept = next((index for index, chance in enumerate(alive) if chance < price), kept)
+            positions = self._positions(self._ready[id(ask.answer)][0], ask.answer, self._tracks[id(ask.answer)])
+            for index in range(kept, len(draft)):
+                positions.observe(index, chances[index])
+        return draft.cut(kept)
+
+    def landed(self, answer: Answer, draft: Draft, accepted: int, *, ended: bool) -> int:
+        """A draft was verified; returns how many of its positions were tried: none after the answer `ended`."""
+        drafter = next(d for d in self.drafters if d.name == draft.drafter)
+        track, known = self._tracks.get(id(answer), _Track()), self._knows(drafter, answer.tag)
+        depth = max(draft.depths) + 1
+        tried = accepted if ended else min(accepted + 1, depth)
+        known.counts.add(len(draft), accepted, tried)
+        if draft.is_chain:
+            chances = self._chances(drafter, answer, track)
+            for index in range(tried):
+                chances.observe(draft.classes[index], float(index < accepted))
+                known.classes.observe(draft.classes[index], float(index < accepted))
+        if drafter.neural:
+            positions = self._positions(drafter, answer, track)
+            for index in range(min(tried, drafter.most)):
+                positions.observe(index, float(index < accepted))
+                known.positions.observe(index, float(index < accepted))
+        return tried
+
+    def draft_pass(self, answers: int) -> float:
+        """Seconds of one pass of the neural drafter over so many answers."""
+        return self.neural.pass_seconds(answers) if self.neural is not None else 0.0
+
+    def _pause(self, answer: Answer) -> None:
+        """Leave an answer alone for which neural drafts do not pay, longer each time in a row; then try a short one."""
+        track = self._tracks[id(answer)]
+        track.resume = answer.generated + track.pause
+        track.pause = min(2 * track.pause, LONGEST_PAUSE)
+        track.trial = True
+
+    def commit(self, computed: Sequence[Computed]) -> None:
+        """Tell the drafters what the target has computed for good."""
+        for drafter in self.drafters:
+            drafter.commit(computed)
+
+    def free(self, answer: Answer) -> None:
+        """Forget an answer that has ended."""
+        self._tracks.pop(id(answer), None)
+        self._ready.pop(id(answer), None)
+        for drafter in self.drafters:
+            drafter.free(answer)
+
+    def counts(self) -> dict[tuple[str, str], Counts]:
+        """What drafting brought since the start, by drafter and tag."""
+        return {key: known.counts for key, known in self._known.items()}
+
+    def _knows(self, drafter: Drafter, tag: str) -> _Known:
+        key = (drafter.name, tag)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _Known(
+                Acceptance(drafter.classes, drafter.prior, TAG_MEMORY, TAG_WEIGHT),
+                Acceptance(drafter.most, lambda position: POSITION_PRIOR, TAG_MEMORY, TAG_WEIGHT),
+            )
+            if len(self._known) > MOST_TAGS:
+                self._known.popitem(last=False)
+        return known
+
+    def _chances(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
+        if drafter.name not in track.classes:
+            prior = self._knows(drafter, answer.tag).classes.chance
+            track.classes[drafter.name] = Acceptance(drafter.classes, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
+        return track.classes[drafter.name]
+
+    def _positions(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
+        if drafter.name not in track.positions:
+            prior = self._knows(drafter, answer.tag).positions.chance
+            track.positions[drafter.name] = Acceptance(drafter.most, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
+        return track.positions[drafter.name]
+
+
+def _row_seconds(cost: CostModel, rows: int, context: int) -> float:
+    """Seconds of one more row that is verified."""
+    return cost.marginal_row(rows) + cost.marginal_logit_row(rows) + cost.pace * cost.attention[2] * context
+
+
+def _gain(offer: Offer, rate: float, row: float, draft_pass: float) -> float:
+    """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
+    each = row + (draft_pass if offer.neural else 0.0)
+    gain, best = -rate * offer.setup, 0.0
+    for chance in offer.survival:
+        gain += chance - rate * each
+        best = max(best, gain)
+    return best

@@ -1,0 +1,89 @@
+"""Drafter: what every family of drafters offers, and what it needs of the target."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.program import Draft
+from slipstream.scheduling import Sequence as Answer
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter needs of its target: `taps` are layers whose inputs it reads (the number of layers: the last
+    hidden state before the final norm); `embedding` and `head` say whether it uses the target's.
+    """
+
+    taps: tuple[int, ...] = ()
+    embedding: bool = False
+    head: bool = False
+
+
+class Ask(NamedTuple):
+    """Draft `most` tokens for an answer. A draft less likely than `price` to survive is not worth its place.
+
+    `chance` is how likely a draft of a class of confidence is to be accepted, given that those before it are.
+    """
+
+    answer: Answer
+    most: int
+    price: float
+    chance: Callable[[int], float]
+
+
+class Computed(NamedTuple):
+    """So many tokens of an answer, from position `start`, that the target has computed and that will stay.
+
+    `taps` [tokens, width of all taps] are the hidden states the drafter needs there, if it needs any.
+    """
+
+    answer: Answer
+    start: int
+    tokens: int
+    taps: Float32Array | None = None
+
+
+class Drafter(ABC):
+    """Proposes tokens. State of an answer, if any, follows the answer's blocks (see docs/speculation.md)."""
+
+    name: str
+    """The family, as metrics call it."""
+    classes: int = 1
+    """Classes of confidence."""
+    most: int = 16
+    """Longest draft."""
+    neural: bool = False
+    """Whether drafts take passes over weights, so that it is worth thinking first whether to make them."""
+    needs: Needs = Needs()
+    fingerprint: str = ""
+    """Of the target it belongs to; empty if any will do."""
+
+    @abstractmethod
+    def prior(self, draft_class: int) -> float:
+        """How likely a draft of a class is to be accepted, before anything was seen."""
+
+    @abstractmethod
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        """A draft for each, None where there is nothing to propose."""
+
+    def commit(self, computed: Sequence[Computed]) -> None:  # noqa: B027
+        """See what the target has computed for good."""
+
+    def free(self, answer: Answer) -> None:  # noqa: B027
+        """Forget an answer that has ended, or learn from it."""
+
+    def pass_seconds(self, answers: int) -> float:
+        """Seconds of one pass that drafts a token for each of so many answers."""
+        return 0.0
+
+    def setup_seconds(self, answer: Answer) -> float:
+        """Seconds until drafting an answer can begin."""
+        return 0.0
