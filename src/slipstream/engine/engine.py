@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 from slipstream.engine.accounts import StepAccounts
+from slipstream.engine.drafting import Drafting
 from slipstream.engine.flight import Flight, Forecast
 from slipstream.engine.holdings import Holdings
 from slipstream.engine.model import Model
@@ -23,12 +24,9 @@ from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
 from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Limits, Offer, Plan, Sequence, SpanPlan, State, schedule
-from slipstream.speculation import Computed, Controller
-from slipstream.speculation.verification import ExactVerification, Verification
+from slipstream.speculation import Controller, Verification
 
 Planner = Callable[[State], Plan]
-LISTEN_EVERY = 8
-"""Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
 
 
 class Engine:
@@ -57,10 +55,11 @@ class Engine:
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
         """What the last step was given; running it again changes nothing."""
-        self.controller = controller
-        self._verification = verification or ExactVerification()
-        self._quiet = 0
-        self._holdings = Holdings(model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token)
+        self._holdings = Holdings(
+            model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token,
+            controller.neural if controller is not None else None,
+        )  # fmt: skip
+        self._drafting = Drafting(controller, verification, self._holdings)
         if not prefix_cache:
             self._holdings.prefix = None
         self.timings: dict[int, Timings] = {}
@@ -100,6 +99,11 @@ class Engine:
     def prefix(self) -> PrefixCache | None:
         """The prefix cache, if there is one."""
         return self._holdings.prefix
+
+    @property
+    def controller(self) -> Controller | None:
+        """What decides about drafts, if anything does."""
+        return self._drafting.controller
 
     @property
     def accounting(self) -> Accounting:
@@ -169,15 +173,9 @@ class Engine:
     def step(self) -> list[Chunk]:
         """See a step through and return its news, in the order of the sequences. The next one may be under way then."""
         chunks = [] if self._flights else self._launch()
-        if self._flights and self.ahead and self._unforeseen(self._flights[0]):
+        if self._flights and self.ahead and self._drafting.unforeseen(self._flights[0]):
             chunks += self._launch()
         return chunks + self._land() if self._flights else chunks
-
-    def _unforeseen(self, flight: Flight) -> bool:
-        """Whether what comes after a step may be planned before its tokens are known: drafts can only be made then."""
-        if flight.drafts or any(s.needs_history for s in flight.drawing):
-            return False
-        return self.controller is None or self._quiet % LISTEN_EVERY != 0
 
     def run(self, number: int) -> Iterator[Chunk]:
         """Step until the request has ended, yielding its chunks."""
@@ -214,7 +212,7 @@ class Engine:
     def _launch(self) -> list[Chunk]:
         """Plan a step and start it; returns news of sequences that the plan ends."""
         begun = time.perf_counter()
-        offers, draft_pass = self._offers()
+        offers, draft_pass = self._drafting.offers(self._sequences, self._accounts.snapshot, bool(self._flights))
         if not offers and self._steady is not None and self._repeat(self._steady, begun):
             return []
         plan = self.planner(self._state(offers, draft_pass))
@@ -228,7 +226,7 @@ class Engine:
             if self._sequences and not (chunks or plan.preempted or self._flights):
                 raise SlipstreamError("no sequence can run: the cache is too small")
             return chunks
-        drafts, drafting = self._drafts(plan)
+        drafts, drafting = self._drafting.drafts(plan)
         flight = Flight.of(plan.spans, begun, drafts)
         if drafts:
             flight.forecast = Forecast(plan.plain, plan.speedup, drafting)
@@ -239,25 +237,6 @@ class Engine:
             self._holdings.remember(sequence)
         self._depart(flight)
         return chunks
-
-    def _offers(self) -> tuple[dict[int, Offer], float]:
-        """What drafting would bring the sequences that decode next, and what a pass of the drafter takes."""
-        cost = self._accounts.snapshot
-        if self.controller is None or cost is None or self._flights:
-            self._quiet += 1
-            return {}, 0.0
-        offers = self.controller.offers(self._sequences, cost)
-        self._quiet = 0 if offers else self._quiet + 1
-        neural = sum(offer.neural for offer in offers.values())
-        return offers, self.controller.draft_pass(neural) if neural else 0.0
-
-    def _drafts(self, plan: Plan) -> tuple[dict[int, Draft], float]:
-        """The drafts that a plan has room for, and the seconds that making them took."""
-        if self.controller is None or not any(span.drafts for span in plan.spans):
-            return {}, 0.0
-        begun = time.perf_counter()
-        drafts = self.controller.draft(plan)
-        return drafts, time.perf_counter() - begun
 
     def _repeat(self, flight: Flight, begun: float) -> bool:
         """Let the last plan hold for another step; whether that is possible. The planner would say the same."""
@@ -274,11 +253,11 @@ class Engine:
 
     def _depart(self, flight: Flight) -> None:
         flight.planned = time.perf_counter()
-        if self.ahead and not (flight.drafts and self._verification.wants_logits):
+        if self.ahead and not (flight.drafts and self._drafting.wants_logits):
             flight.output = None
             self.model.executable.submit(flight.rows, flight.draws)
         else:
-            logits = bool(flight.drafts) and self._verification.wants_logits
+            logits = bool(flight.drafts) and self._drafting.wants_logits
             flight.output = self.model.executable.step(flight.rows, flight.draws, logits=logits)
         self._flights.append(flight)
 
@@ -301,32 +280,22 @@ class Engine:
                         flight.tokens.append(1)
                 elif flight.drafts:
                     flight.tokens.append(0)
-        if self.controller is not None and self.controller.neural is not None:
-            self._commit(flight)
+        self._drafting.step_landed(flight)
         self._steady = flight if self._holds(flight) else None
         self._accounts.end(flight, unwanted, ran, bool(self._sequences))
-        if flight.drafts and self.controller is not None:
-            tokens_out, decodes = sum(flight.tokens), max(len(flight.drawing), 1)
-            spent = time.perf_counter() - flight.begun
-            self.controller.pace.add(spent, flight.forecast.plain * tokens_out / decodes, flight.forecast.speedup)
         return chunks
 
     def _verify(
         self, flight: Flight, sequence: Sequence, draft: Draft, first: int, drawn: list[int], ran: float
     ) -> list[Chunk]:
         """Take what a verification came to: its tokens become known one by one, and the answer may end at any."""
-        output, count = flight.output, 1 + len(draft)
+        output = flight.output
         assert output is not None
         assert output.drawn is not None
-        assert self.controller is not None
         if sequence.ended:
             flight.tokens.append(0)
             return []
-        logits = output.logits[first : first + count] if output.logits is not None else None
-        held, tokens = self._verification.verify(sequence, draft, drawn[first : first + count], logits)
-        end = sequence.computed
-        moves = [(sequence.slot(end + i), sequence.slot(end + k)) for k, i in enumerate(held) if i != k]
-        self._holdings.move(moves)
+        held, tokens = self._drafting.verify(flight, sequence, draft, first, drawn)
         chunks: list[Chunk] = []
         for place, token in enumerate(tokens):
             row = first + (1 + held[place - 1] if place else 0)
@@ -337,23 +306,10 @@ class Engine:
             if chunks[-1].finish_reason is not None:
                 break
         flight.tokens.append(len(chunks))
-        ended = chunks[-1].finish_reason is not None
-        tried = self.controller.landed(sequence, draft, min(len(held), len(chunks)), ended=ended)
-        timings = self.timings[sequence.request]
-        timings.drafts.add(len(draft), min(len(held), len(chunks)), tried)
+        accepted, ended = min(len(held), len(chunks)), chunks[-1].finish_reason is not None
+        tried = self._drafting.landed(sequence, draft, accepted, ended=ended)
+        self.timings[sequence.request].drafts.add(len(draft), accepted, tried)
         return [_joined(chunks)]
-
-    def _commit(self, flight: Flight) -> None:
-        """Tell the drafter what the target has computed for good."""
-        assert self.controller is not None
-        assert flight.output is not None
-        computed, row = [], 0
-        for sequence, start, rows, draft in flight.spans:
-            kept = sequence.computed - start if draft is not None else rows
-            if not sequence.ended and sequence.blocks:
-                computed.append(Computed(sequence, start, kept))
-            row += rows + (len(draft) if draft is not None else 0)
-        self.controller.commit(computed)
 
     def _holds(self, flight: Flight) -> bool:
         """Whether the next step is the same, a token further: nobody came, went or waits."""
@@ -405,8 +361,7 @@ class Engine:
         self._steady = None
         self._holdings.release(sequence)
         sequence.ended = True
-        if self.controller is not None:
-            self.controller.free(sequence)
+        self._drafting.free(sequence)
         for other in self._sequences:
             if other.waits_for is sequence:
                 other.waits_for = None

@@ -18,6 +18,7 @@ from slipstream.program import BLOCK_SLOTS, StepShape
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Sequence
 from slipstream.scheduling.scheduler import blocks_needed
+from slipstream.speculation import Drafter
 
 
 class Holdings:
@@ -26,9 +27,22 @@ class Holdings:
     `spare` are the blocks after the cache's own, for what is moved out; its block numbers count from 0.
     """
 
-    def __init__(self, executable: Executable, blocks: int, spare: int, cost: CostModel | None, kv_bytes: int):
-        """`cost` and `kv_bytes` (of a token) price what the prefix cache gives up."""
-        self._executable = executable
+    def __init__(
+        self,
+        executable: Executable,
+        blocks: int,
+        spare: int,
+        cost: CostModel | None,
+        kv_bytes: int,
+        drafter: Drafter | None = None,
+    ):
+        """`cost` and `kv_bytes` (of a token) price what the prefix cache gives up.
+
+        A `drafter` keeps state of its own under the same block numbers. What it keeps at a position depends on the
+        tokens up to there only, so that it is shared, copied and moved with the block; a block says whose state it
+        holds.
+        """
+        self._executable, self._drafter = executable, drafter
         self.pool, self.spare = BlockPool(blocks), BlockPool(spare)
         self.prefix: PrefixCache | None = PrefixCache(self.pool, block_price(cost, kv_bytes) if cost else None)
 
@@ -45,6 +59,8 @@ class Holdings:
             sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
             if not sequence.preemptions:
                 sequence.cached = sequence.computed
+            if self._drafter is not None and sequence.node is not None:
+                sequence.drafted = sequence.node.drafted(self._drafter.state) * BLOCK_SLOTS
         sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
 
     def release(self, sequence: Sequence) -> None:
@@ -59,7 +75,7 @@ class Holdings:
             sequence.saved = self.spare.take(len(sequence.blocks))
             self._copy(zip(sequence.blocks, (self.pool.size + block for block in sequence.saved), strict=True))
         else:
-            sequence.computed = 0
+            sequence.computed = sequence.drafted = 0
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.node = [], None
         sequence.preemptions += 1
@@ -80,9 +96,19 @@ class Holdings:
         known = sequence.node.depth if sequence.node is not None else 0
         for index in range(known, min(sequence.computed, len(sequence.tokens)) // BLOCK_SLOTS):
             key = tuple(sequence.tokens[index * BLOCK_SLOTS : (index + 1) * BLOCK_SLOTS])
-            sequence.node, sequence.blocks[index] = self.prefix.extend(
-                sequence.namespace, sequence.node, key, sequence.blocks[index]
-            )
+            own = sequence.blocks[index]
+            sequence.node, sequence.blocks[index] = self.prefix.extend(sequence.namespace, sequence.node, key, own)
+            if self._drafter is not None and sequence.blocks[index] != own:
+                self._swapped(sequence, index, self._drafter.state)
+        if self._drafter is not None and sequence.node is not None:
+            sequence.node.mark(self._drafter.state, sequence.drafted // BLOCK_SLOTS)
+
+    @staticmethod
+    def _swapped(sequence: Sequence, index: int, state: str) -> None:
+        """A block was given up for a known one, which may lack the drafter's state."""
+        assert sequence.node is not None
+        if sequence.node.drafter != state:
+            sequence.drafted = min(sequence.drafted, index * BLOCK_SLOTS)
 
     def fork(self, first: Sequence, others: Iterable[Sequence]) -> None:
         """Let other choices of a request start from its prompt: full blocks are shared, the last one copied.
@@ -98,6 +124,7 @@ class Holdings:
                 continue
             self.pool.share(first.blocks[:full])
             sequence.blocks, sequence.computed = first.blocks[:full], full * BLOCK_SLOTS
+            sequence.drafted = min(first.drafted, sequence.computed)
             sequence.node = first.node if first.node is not None and first.node.depth == full else None
             if self.prefix is not None and sequence.node is None and full:
                 sequence.node = self.prefix.find(sequence.namespace, sequence.tokens, full)
@@ -105,10 +132,12 @@ class Holdings:
                 sequence.blocks.extend(self.pool.take(1))
                 pairs.append((first.blocks[full], sequence.blocks[full]))
                 sequence.computed += rest
+                sequence.drafted = min(first.drafted, sequence.computed)
         self._copy(pairs)
 
     def move(self, slots: SequenceOf[tuple[int, int]]) -> None:
-        """Copy what single slots hold, (from, to) in order: the accepted branch of a tree goes where a chain would be."""
+        """Copy what single slots hold, (from, to) in order: the accepted branch of a tree goes where a chain would be.
+        """
         if slots:
             self._executable.copy_slots(np.array(slots, np.int32))
 
@@ -120,7 +149,10 @@ class Holdings:
 
     def _copy(self, pairs: Iterable[tuple[int, int]]) -> None:
         if copies := list(pairs):
-            self._executable.copy_blocks(np.array(copies, np.int32))
+            array = np.array(copies, np.int32)
+            self._executable.copy_blocks(array)
+            if self._drafter is not None:
+                self._drafter.copy_blocks(array)
 
 
 def block_price(cost: CostModel, kv_bytes: int) -> Callable[[int], float]:

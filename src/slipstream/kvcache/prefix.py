@@ -20,14 +20,32 @@ BATCH = 64
 
 
 class Node:
-    """A cached block and what may follow it."""
+    """A cached block and what may follow it. `drafter` names the drafter whose state the block holds as well."""
 
-    __slots__ = ("block", "children", "depth", "key", "parent", "rank", "uses")
+    __slots__ = ("block", "children", "depth", "drafter", "key", "parent", "rank", "uses")
 
     def __init__(self, parent: Node | None, key: tuple[int, ...], block: int, depth: int):
         self.parent, self.key, self.block, self.depth = parent, key, block, depth
         self.children: dict[tuple[int, ...], Node] = {}
         self.uses, self.rank = 0, 0.0
+        self.drafter = ""
+
+    def drafted(self, drafter: str) -> int:
+        """Blocks from the start to this one, without a gap, that hold a drafter's state."""
+        count, node = self.depth, self
+        while node.parent is not None:
+            if node.drafter != drafter:
+                count = node.depth - 1
+            node = node.parent
+        return count
+
+    def mark(self, drafter: str, blocks: int) -> None:
+        """The first `blocks` blocks up to this one hold a drafter's state."""
+        node = self
+        while node.parent is not None and not (node.depth <= blocks and node.drafter == drafter):
+            if node.depth <= blocks:
+                node.drafter = drafter
+            node = node.parent
 
 
 @dataclass

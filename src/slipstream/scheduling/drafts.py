@@ -1,7 +1,7 @@
 """Which draft tokens a step verifies: those that bring more tokens a second than the step has without them.
 
-The rule is that of DSpark's scheduler: sort the drafts of all sequences by how likely each is to survive, and take them as
-long as expected tokens ÷ seconds rises. Only what was estimated before the tokens are drawn counts, so that nothing
+The rule is that of DSpark's scheduler: sort the drafts of all sequences by how likely each is to survive, and take them
+as long as expected tokens ÷ seconds rises. Only what was estimated before the tokens are drawn counts, so that nothing
 depends on a later token.
 """
 
@@ -18,8 +18,8 @@ GIVE_UP = 0.9
 class Offer:
     """What drafting a sequence is expected to bring.
 
-    `survival[i]` is how likely draft i (and so all before it) is to be accepted. A `neural` draft is still to be made, in
-    passes of the drafter over all the sequences it drafts for; `setup` are the seconds until it can begin.
+    `survival[i]` is how likely draft i (and so all before it) is to be accepted. A `neural` draft is still to be made,
+    in passes of the drafter over all the sequences it drafts for; `setup` are the seconds until it can begin.
     """
 
     survival: tuple[float, ...]
@@ -29,8 +29,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds: `step(n)` of the step with n draft rows, `sunk` the part of it that prompts add, `draft_pass` of one pass
-    of the neural drafter over all sequences that want it.
+    """Seconds: `step(n)` of the step with n draft rows, `sunk` the part of it that prompts add, `draft_pass` of one
+    pass of the neural drafter over all sequences that want it.
     """
 
     step: Callable[[int], float]
@@ -53,7 +53,8 @@ class Allotment:
 
 
 def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> Allotment:
-    """Choose how many drafts of each offer to verify, `room` rows at most, in a step that has `decodes` without them."""
+    """Choose how many drafts of each offer to verify, `room` rows at most, in a step that has `decodes` without them.
+    """
     known: dict[int, float] = {}
 
     def seconds(rows: int) -> float:
@@ -91,10 +92,9 @@ def _best(
     extra = passes * draft_pass
     if passes:
         extra += sum(offer.setup for offer in offers if offer.neural)
-    tokens, taken = float(decodes), 0
+    tokens = float(decodes)
     best, best_taken = (tokens / (seconds(0) + extra), 0)
-    for chance, _, _ in candidates[:room]:
-        taken += 1
+    for taken, (chance, _, _) in enumerate(candidates[:room], 1):
         tokens -= chance
         rate = tokens / (seconds(taken) + extra)
         if rate > best:

@@ -51,8 +51,9 @@ class State:
 
     `sequences` are in order of arrival; `served` are the rows each tenant has had; `cost` prices steps, and without it
     only `limits.max_rows` bounds them. `kv_bytes` are those of a token in the cache; `peek` looks up how many tokens of
-    a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache. `offers`
-    are what drafting is expected to bring, by id of the sequence, and `draft_pass` the seconds of a pass of the drafter.
+    a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache.
+    `offers` are what drafting is expected to bring, by id of the sequence, and `draft_pass` the seconds of a pass of
+    the drafter.
     """
 
     now: float
@@ -71,7 +72,8 @@ class State:
 class SpanPlan(NamedTuple):
     """`rows` tokens of a sequence, from its first one that is neither computed nor in the prefix cache.
 
-    One that was moved out of the cache is moved back before. `drafts` more rows are draft tokens, if there are any by then.
+    One that was moved out of the cache is moved back before. `drafts` more rows are draft tokens, if there are any by
+    then.
     """
 
     sequence: Sequence
@@ -82,9 +84,10 @@ class SpanPlan(NamedTuple):
 class Plan(NamedTuple):
     """A step's spans, the sequences that lose their blocks for it, those that can never fit, and those too late.
 
-    Of the preempted, those in `saved` are moved out of the cache, the others computed again. `row_price` is how likely a draft
-    must be to survive to be worth its row, `draft_price` to be worth the pass of the drafter as well; `plain` are the
-    seconds that the decodes would take alone and without drafts, `speedup` what the drafts are expected to bring.
+    Of the preempted, those in `saved` are moved out of the cache, the others computed again. `row_price` is how likely
+    a draft must be to survive to be worth its row, `draft_price` to be worth the pass of the drafter as well; `plain`
+    are the seconds that the decodes would take alone and without drafts, `speedup` what the drafts are expected to
+    bring.
     """
 
     spans: list[SpanPlan]

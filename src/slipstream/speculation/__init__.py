@@ -1,8 +1,29 @@
-"""Layer 6: drafters, which propose tokens, and the controller, which decides when that pays."""
+"""Layer 6: drafters, which propose tokens, the rules by which they hold, and the controller that says when it pays."""
 
 from slipstream.speculation.controller import Controller
 from slipstream.speculation.drafter import Ask, Computed, Drafter, Needs
+from slipstream.speculation.model_drafter import ModelDrafter
 from slipstream.speculation.statistics import Counts, Pace
 from slipstream.speculation.suffix import SuffixDrafter
+from slipstream.speculation.verification import (
+    ExactVerification,
+    ForcedVerification,
+    Verdict,
+    Verification,
+)
 
-__all__ = ["Ask", "Computed", "Controller", "Counts", "Drafter", "Needs", "Pace", "SuffixDrafter"]
+__all__ = [
+    "Ask",
+    "Computed",
+    "Controller",
+    "Counts",
+    "Drafter",
+    "ExactVerification",
+    "ForcedVerification",
+    "ModelDrafter",
+    "Needs",
+    "Pace",
+    "SuffixDrafter",
+    "Verdict",
+    "Verification",
+]

@@ -1,8 +1,8 @@
 """Controller: which drafter drafts for which answer, and how sure its drafts are; what became of them teaches it.
 
 It estimates, per answer and class of confidence, how likely drafts are to be accepted, and hands the planner what each
-answer's drafts would bring. How many are verified is the planner's choice, by the cost of a step (scheduling/drafts.py).
-Estimates only ever look at tokens that are known.
+answer's drafts would bring. How many are verified is the planner's choice, by the cost of a step
+(scheduling/drafts.py). Estimates only ever look at tokens that are known.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from slipstream.speculation.statistics import Counts, Pace
 
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512
 """Tokens for which an answer that neural drafts do not pay for is left alone; twice as many each time in a row."""
-TRIAL = 2
-"""Drafts of the round that looks whether they pay again."""
+TRIAL, HOPE = 4, 0.85
+"""Drafts of a round that looks whether neural drafts pay, and the chance at which each of them is taken to be accepted:
+who expects little never finds out.
+"""
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
 MOST_TAGS = 256
@@ -45,7 +47,7 @@ class _Track:
     positions: dict[str, Acceptance] = field(default_factory=dict)
     resume: int = 0
     pause: int = FIRST_PAUSE
-    trial: bool = False
+    trial: bool = True
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Controller:
         if not eligible:
             return {}
         offers: dict[int, Offer] = {}
-        row = _row_seconds(cost, len(eligible), eligible[0].computed)
+        rows = _RowSeconds(cost, len(eligible), eligible[0].computed)
         plain = cost.seconds(StepShape(len(eligible), len(eligible), 0, sum(a.length for a in eligible)))
         rate = len(eligible) / plain
         neural = self.neural
@@ -93,7 +95,7 @@ class Controller:
                 draft, offer = self._offer(drafter, answer, track, most)
                 if offer is None:
                     continue
-                gain = _gain(offer, rate, row, each)
+                gain = _gain(offer, rate, rows, each)
                 if drafter.neural and gain <= 0.0:
                     self._pause(answer)
                 if gain > best:
@@ -113,7 +115,7 @@ class Controller:
             return None, None
         positions = self._positions(drafter, answer, track)
         if track.trial:
-            chances_ahead = [POSITION_PRIOR] * min(most, TRIAL)
+            chances_ahead = [HOPE] * min(most, TRIAL)
         else:
             chances_ahead = [positions.chance(i) for i in range(most)]
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
@@ -228,16 +230,27 @@ class Controller:
         return track.positions[drafter.name]
 
 
-def _row_seconds(cost: CostModel, rows: int, context: int) -> float:
-    """Seconds of one more row that is verified."""
-    return cost.marginal_row(rows) + cost.marginal_logit_row(rows) + cost.pace * cost.attention[2] * context
+class _RowSeconds:
+    """Seconds that so many more verified rows add to a step of `rows` decodes at some context."""
+
+    def __init__(self, cost: CostModel, rows: int, context: int):
+        self._cost, self._rows, self._context = cost, rows, context
+        self._known = [0.0]
+
+    def __getitem__(self, drafts: int) -> float:
+        cost, known = self._cost, self._known
+        while len(known) <= drafts:
+            rows = self._rows + len(known)
+            added = cost.body.slope(rows - 1) + cost.head.slope(rows - 1)
+            known.append(known[-1] + cost.pace * (added + cost.attention[1] + cost.attention[2] * self._context))
+        return known[drafts]
 
 
-def _gain(offer: Offer, rate: float, row: float, draft_pass: float) -> float:
+def _gain(offer: Offer, rate: float, rows: _RowSeconds, draft_pass: float) -> float:
     """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
-    each = row + (draft_pass if offer.neural else 0.0)
-    gain, best = -rate * offer.setup, 0.0
-    for chance in offer.survival:
-        gain += chance - rate * each
-        best = max(best, gain)
+    tokens, best = 0.0, 0.0
+    for drafts, chance in enumerate(offer.survival, 1):
+        tokens += chance
+        seconds = rows[drafts] + offer.setup + (drafts * draft_pass if offer.neural else 0.0)
+        best = max(best, tokens - rate * seconds)
     return best

@@ -65,6 +65,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     fingerprint: str = ""
     """Of the target it belongs to; empty if any will do."""
+    state: str = ""
+    """Names what it keeps in the cache's blocks; empty if nothing. Only blocks of that name are any use to it."""
 
     @abstractmethod
     def prior(self, draft_class: int) -> float:
@@ -79,6 +81,9 @@ class Drafter(ABC):
 
     def free(self, answer: Answer) -> None:  # noqa: B027
         """Forget an answer that has ended, or learn from it."""
+
+    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:  # noqa: B027
+        """The target's blocks are copied, pairs [n, 2] of (from, to) in order, and so is the drafter's state there."""
 
     def pass_seconds(self, answers: int) -> float:
         """Seconds of one pass that drafts a token for each of so many answers."""

@@ -70,7 +70,8 @@ class NativeExecutable:
         """With `share` the threads are those of another executable, which never runs at the same time."""
         self.program, self.operands, self.packings = program, operands, packings
         self.stored_bytes = stored_bytes
-        self.executor = _native.Executor(threads, max_rows, share.executor if share is not None else None)
+        shared: _native.Executor | None = share.executor if share is not None else None
+        self.executor: _native.Executor = _native.Executor(threads, max_rows, shared)
         arena = operands.cache
         self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
@@ -122,6 +123,13 @@ class NativeExecutable:
     def class_bytes(self) -> dict[str, float]:
         """Packed bytes that a step reads, by class of work."""
         return dict(zip(OP_CLASSES, self.executor.class_bytes, strict=True))
+
+    def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
+        """The head's rows stand for these tokens, ascending: draws are given by them, and take their noise.
+
+        Adjusted and allowed tokens are given by row all the same.
+        """
+        self.executor.set_vocabulary(tokens)
 
     def read_weights(self, threads: int | None = None) -> float:
         """Seconds that reading all weights takes when nothing is computed: the ceiling's measure."""

@@ -11,10 +11,11 @@ from slipstream.kernels.native import _native
 from slipstream.models.weights import StoredRows, WeightSource
 from slipstream.program import TENSOR_TYPES, ShardPlan, WeightUse
 
-LAYOUT = 1
-"""Version of the packed layout; a pack cache of another one is not read."""
+LAYOUT = 2
+"""Version of the packed layout and of how floats are quantised; a pack cache of another one is not read."""
 
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4", "int4-128"]
+"""int4 has a scale for 32 numbers, int4-128 for 128."""
 
 _EXACT = {
     "F32": "f32",
@@ -32,7 +33,7 @@ _EXACT = {
     "Q5_K": "i5k",
     "Q6_K": "i6k",
 }
-_QUANTIZED = {"int8": "i8", "int4": "i4s"}
+_QUANTIZED = {"int8": "i8", "int4": "i4s", "int4-128": "i4s128"}
 _FLOATS = ("F32", "F16", "BF16")
 
 

@@ -1,0 +1,104 @@
+"""Drafting: the engine's side of speculation: offers before a plan, drafts after it, verdicts when a step has landed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+
+from slipstream.engine.flight import Flight
+from slipstream.engine.holdings import Holdings
+from slipstream.program import Draft
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Offer, Plan, Sequence
+from slipstream.speculation import Computed, Controller, ExactVerification, Verdict, Verification
+
+LISTEN_EVERY = 8
+"""Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
+
+
+class Drafting:
+    """What an engine does about drafts; without a controller, nothing."""
+
+    def __init__(self, controller: Controller | None, verification: Verification | None, holdings: Holdings):
+        self.controller = controller
+        self._verification = verification or ExactVerification()
+        self._holdings = holdings
+        self._quiet = 0
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether steps with drafts must hand out logits."""
+        return self._verification.wants_logits
+
+    def unforeseen(self, flight: Flight) -> bool:
+        """Whether what comes after a step may be planned before its tokens are known: drafts can only be made then."""
+        if flight.drafts or any(s.needs_history for s in flight.drawing):
+            return False
+        return self.controller is None or self._quiet % LISTEN_EVERY != 0
+
+    def offers(
+        self, sequences: SequenceOf[Sequence], cost: CostModel | None, under_way: bool
+    ) -> tuple[Mapping[int, Offer], float]:
+        """What drafting would bring the sequences that decode next, and what a pass of the drafter takes.
+
+        Nothing is offered while a step is `under_way`: its tokens are not known.
+        """
+        if self.controller is None or cost is None or under_way:
+            self._quiet += 1
+            return {}, 0.0
+        offers = self.controller.offers(sequences, cost)
+        self._quiet = 0 if offers else self._quiet + 1
+        neural = sum(offer.neural for offer in offers.values()) if offers else 0
+        return offers, self.controller.draft_pass(neural) if neural else 0.0
+
+    def drafts(self, plan: Plan) -> tuple[dict[int, Draft], float]:
+        """The drafts that a plan has room for, by id of the sequence, and the seconds that making them took."""
+        if self.controller is None or not any(span.drafts for span in plan.spans):
+            return {}, 0.0
+        begun = time.perf_counter()
+        drafts = self.controller.draft(plan)
+        return drafts, time.perf_counter() - begun
+
+    def verify(self, flight: Flight, sequence: Sequence, draft: Draft, first: int, drawn: list[int]) -> Verdict:
+        """Judge a draft, and move the accepted branch of a tree to where a chain would be."""
+        assert flight.output is not None
+        count, logits = 1 + len(draft), flight.output.logits
+        rows = logits[first : first + count] if logits is not None else None
+        verdict = self._verification.verify(sequence, draft, drawn[first : first + count], rows)
+        end = sequence.computed
+        self._holdings.move(
+            [(sequence.slot(end + i), sequence.slot(end + k)) for k, i in enumerate(verdict.held) if i != k]
+        )
+        return verdict
+
+    def landed(self, sequence: Sequence, draft: Draft, accepted: int, *, ended: bool) -> int:
+        """A draft was verified; returns how many of its positions were tried."""
+        assert self.controller is not None
+        return self.controller.landed(sequence, draft, accepted, ended=ended)
+
+    def step_landed(self, flight: Flight) -> None:
+        """All of a step's tokens are known: tell the drafter what was computed for good, and keep the pace."""
+        if self.controller is None:
+            return
+        if self.controller.neural is not None:
+            self.controller.commit(list(_computed(flight)))
+        if flight.drafts:
+            forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
+            plain = forecast.plain * sum(flight.tokens) / decodes
+            self.controller.pace.add(time.perf_counter() - flight.begun, plain, forecast.speedup)
+
+    def free(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        if self.controller is not None:
+            self.controller.free(sequence)
+
+
+def _computed(flight: Flight) -> list[Computed]:
+    """What a step has computed that will stay, of sequences that go on."""
+    return [
+        Computed(sequence, start, sequence.computed - start if draft is not None else rows)
+        for sequence, start, rows, draft in flight.spans
+        if not sequence.ended and sequence.blocks
+    ]

@@ -1,0 +1,194 @@
+"""Drafts from a smaller model with the target's tokenizer (Leviathan et al., arXiv 2211.17192), one pass a token.
+
+The model keeps keys and values under the target's own block tables, in an arena of its own. It runs only when it is
+asked to draft: until then tokens pile up that it has not seen, and the first pass computes them all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.kernels import Executable
+from slipstream.program import BLOCK_SLOTS, Draft, Rows
+from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.drafter import Ask, Computed, Drafter
+
+_CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+"""Probabilities of the drafted token at which classes of confidence begin, after the first."""
+_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.87, 0.95)
+_WARM_UPS = 4
+MOST_CATCHING_UP = 512
+"""Rows of one pass over tokens that the drafter has not seen."""
+
+
+class ModelDrafter(Drafter):
+    """A model that drafts one token a pass.
+
+    `vocabulary` are the tokens of a reduced head, ascending; None: all of them. With `coupled`, a draft for an answer
+    that is sampled is drawn with the answer's own noise, so that like distributions give like tokens; without, it is
+    the likeliest token.
+    """
+
+    name = "model"
+    neural = True
+    classes = len(_PRIORS)
+    most = 12
+
+    def __init__(
+        self,
+        executable: Executable,
+        state: str,
+        vocabulary: npt.NDArray[np.int32] | None = None,
+        *,
+        coupled: bool = True,
+    ):
+        self.executable, self.state, self.coupled = executable, state, coupled
+        self._vocabulary = None if vocabulary is None else vocabulary.tolist()
+        self._params: dict[int, SamplingParams] = {}
+        self._pass: dict[int, float] = {}
+        self._row = 0.0
+
+    def prior(self, draft_class: int) -> float:
+        """From the probability that the drafter gives its token."""
+        return _PRIORS[draft_class]
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        """One pass after the other over all answers whose drafts are still likely enough to survive."""
+        tokens: list[list[int]] = [[] for _ in asks]
+        classes: list[list[int]] = [[] for _ in asks]
+        alive = [1.0] * len(asks)
+        going = [index for index, ask in enumerate(asks) if self._catch_up(ask.answer)]
+        while going:
+            drawn, sure = self._pass_over([(asks[index].answer, tokens[index]) for index in going])
+            still = []
+            for index, token, probability in zip(going, drawn, sure, strict=True):
+                ask = asks[index]
+                draft_class = bisect.bisect_right(_CONFIDENCE, probability)
+                tokens[index].append(token)
+                classes[index].append(draft_class)
+                alive[index] *= ask.chance(draft_class)
+                if len(tokens[index]) < ask.most and alive[index] >= ask.price:
+                    still.append(index)
+            going = still
+        return [
+            Draft.chain(drafted, sure, self.name) if drafted else None
+            for drafted, sure in zip(tokens, classes, strict=True)
+        ]
+
+    def _catch_up(self, answer: Answer) -> bool:
+        """Compute what the drafter has not seen of an answer, but for its last token; False if it takes another turn.
+        """
+        last = len(answer.tokens) - 1
+        count = min(last - answer.drafted, MOST_CATCHING_UP)
+        if count > 1:
+            begun = time.perf_counter()
+            self.executable.step(_rows([(answer, answer.drafted, answer.tokens[answer.drafted :][:count])]), None)
+            self._row = (time.perf_counter() - begun) / count
+            answer.drafted += count
+        return last - answer.drafted <= 1
+
+    def _pass_over(self, going: Sequence[tuple[Answer, list[int]]]) -> tuple[list[int], list[float]]:
+        """The next token of each (answer, its draft so far), and its probability."""
+        spans, draws = [], []
+        for answer, draft in going:
+            start = answer.drafted
+            known = [*answer.tokens[start:], *draft[max(0, start - len(answer.tokens)) :]]
+            spans.append((answer, start, known))
+            draws.append(self._draw(answer, draft))
+        begun = time.perf_counter()
+        rows = _rows(spans, draw=True)
+        drawn = self.executable.step(rows, DrawColumns.of(draws)).drawn
+        assert drawn is not None
+        for answer, start, known in spans:
+            answer.drafted = start + len(known)
+        self._observe(len(going), len(rows), time.perf_counter() - begun)
+        return drawn.token.tolist(), np.exp(drawn.logprobs[:, 0]).tolist()
+
+    def _draw(self, answer: Answer, draft: list[int]) -> Draw:
+        draw = answer.draw_after(draft)
+        params = self._params.get(id(answer))
+        if params is None:
+            changes = {"logprobs": 0, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": ()}
+            if not self.coupled:
+                changes["temperature"] = 0.0
+            params = self._params[id(answer)] = replace(answer.params, **changes)  # type: ignore[arg-type]
+        adjust = draw.adjust
+        if adjust and (ids := self._vocabulary) is not None:
+            places = [(bisect.bisect_left(ids, token), token, m, a) for token, m, a in adjust]
+            adjust = [(at, m, a) for at, token, m, a in places if at < len(ids) and ids[at] == token]
+        return replace(draw, params=params, adjust=adjust)
+
+    def commit(self, computed: Sequence[Computed]) -> None:
+        """Drafts that were not accepted are forgotten."""
+        for answer, start, tokens, _ in computed:
+            answer.drafted = min(answer.drafted, start + tokens)
+
+    def free(self, answer: Answer) -> None:
+        """Forget an answer."""
+        self._params.pop(id(answer), None)
+
+    def pass_seconds(self, answers: int) -> float:
+        """As measured lately, or what is known of other numbers."""
+        if not self._pass:
+            return 0.0
+        nearest = min(self._pass, key=lambda count: abs(count - answers))
+        return self._pass[nearest]
+
+    def setup_seconds(self, answer: Answer) -> float:
+        """Computing what it has not seen."""
+        return max(0, len(answer.tokens) - 1 - answer.drafted) * self._row
+
+    def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
+        """The target's blocks are copied, and so are the drafter's."""
+        self.executable.copy_blocks(pairs)
+
+    def warm_up(self, block: int) -> None:
+        """Measure a pass, and a row of many, in a block that nobody holds."""
+        slots = [block * BLOCK_SLOTS + position for position in range(BLOCK_SLOTS)]
+        numbers = list(range(BLOCK_SLOTS))
+        one = Rows.of_columns([[0], [0], [0], slots[:1], [-1]], [0], [[block]])
+        many = Rows.of_columns([[0] * BLOCK_SLOTS, numbers, numbers, slots, [n - 1 for n in numbers]], [], [[block]])
+        draws = DrawColumns.of([Draw(SamplingParams(temperature=0.0), 0, 0, 1)])
+        passes, chunks = [], []
+        for _ in range(_WARM_UPS):
+            passes.append(self._seconds(one, draws))
+            chunks.append(self._seconds(many, None))
+        self._pass[1], self._row = min(passes), min(chunks) / BLOCK_SLOTS
+
+    def _seconds(self, rows: Rows, draws: DrawColumns | None) -> float:
+        begun = time.perf_counter()
+        self.executable.step(rows, draws)
+        return time.perf_counter() - begun
+
+    def _observe(self, answers: int, rows: int, seconds: float) -> None:
+        if rows > 2 * answers:
+            return
+        bucket = 1 << (answers - 1).bit_length()
+        self._pass[bucket] = 0.9 * self._pass.get(bucket, seconds) + 0.1 * seconds
+
+
+def _rows(spans: Sequence[tuple[Answer, int, Sequence[int]]], *, draw: bool = False) -> Rows:
+    """Rows of (answer, position, tokens from there on) under the answers' own blocks; the last ones may draw."""
+    owners: list[int] = []
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    parents: list[int] = []
+    logit_rows: list[int] = []
+    for index, (answer, start, those) in enumerate(spans):
+        first = len(owners)
+        owners += [index] * len(those)
+        tokens += those
+        positions += range(start, start + len(those))
+        slots += [answer.slot(position) for position in range(start, start + len(those))]
+        parents += [-1, *range(first, first + len(those) - 1)]
+        if draw:
+            logit_rows.append(len(owners) - 1)
+    return Rows.of_columns((owners, tokens, positions, slots, parents), logit_rows, [a.blocks for a, _, _ in spans])
