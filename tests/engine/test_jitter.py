@@ -1,15 +1,17 @@
-"""Random arrivals, cancellations, tiny pools, warm prefix caches: seeded answers keep their bits, no block is lost."""
+"""Random arrivals, cancellations, tiny pools, warm prefix caches, drafts: seeded answers keep their bits, no block is
+lost.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from slipstream.engine import Engine, LoadOptions, Model, Terms, load_model
+from slipstream.engine import Chunk, Engine, LoadOptions, Model, Terms, load_model
 from slipstream.engine.cost import fit_cost
 from slipstream.engine.engine import Planner
 from slipstream.engine.flight import Flight
@@ -17,6 +19,8 @@ from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Limits, Plan, State, schedule
+from slipstream.speculation import Controller, Counts
+from tests.speculation.scripted import FREE, Scripted
 
 SCENARIOS, LONG_SCENARIOS = 1_000, 10_000
 REQUESTS = 4
@@ -51,7 +55,7 @@ class CheckedEngine(Engine):
         plan = schedule(self._state())
         repeated = super()._repeat(flight, begun)
         if repeated:
-            assert [sequence for sequence, _ in plan.spans] == flight.drawing
+            assert [sequence for sequence, _, _ in plan.spans] == flight.drawing
             assert plan.preempted == plan.expired == plan.too_large == []
         return repeated
 
@@ -63,8 +67,9 @@ class Scenario:
         self.model, self.cost, self.seed = model, cost, seed
         self.rng = random.Random(seed)
         self.requests = [(prompt, params_of(self.rng)) for prompt in prompts_of(self.rng)]
+        self.drafts = Counts()
 
-    def expected(self) -> list[dict[int, list[object]]]:
+    def expected(self) -> list[dict[int, Said]]:
         """What each request says alone on a cold engine without a prefix cache."""
         answers = []
         for prompt, params in self.requests:
@@ -98,9 +103,20 @@ class Scenario:
         model = replace(self.model, blocks=need + rng.randint(0, 4), spare_blocks=rng.choice([0, 3, 12]))
         cost = rng.choice([None, self.cost, replace(self.cost, copy=0.0)])
         planner = rng.choice([schedule, self.unkind(rng, model.spare_blocks)])
-        engine = CheckedEngine(model, cost, planner, limits, prefix_cache=rng.random() < 0.8, ahead=rng.random() < 0.6)
+        controller = self.drafting(expected) if rng.random() < 0.7 else None
+        if controller is not None:
+            cost = rng.choice([FREE, replace(FREE, copy=1.0), self.cost])
+        engine = CheckedEngine(
+            model,
+            cost,
+            planner,
+            limits,
+            prefix_cache=rng.random() < 0.8,
+            ahead=rng.random() < 0.6,
+            controller=controller,
+        )
         waiting, running, cancelled = list(range(REQUESTS)), {}, set()
-        got: dict[int, list[object]] = {}
+        got: dict[int, list[Chunk]] = {}
         while waiting or engine.busy:
             if waiting and (not engine.busy or rng.random() < 0.3):
                 index = waiting.pop(0)
@@ -113,22 +129,54 @@ class Scenario:
             for chunk in engine.step() if engine.busy else []:
                 got.setdefault(running[chunk.request], []).append(chunk)
             engine.check()
+        if controller is not None:
+            for counts in controller.counts().values():
+                self.drafts.merge(counts)
         assert engine.pool.available == engine.pool.size
         assert engine.spare.free == engine.spare.size
         self.preempted, self.saved = engine.preemptions, engine.saved
         for index, wanted in enumerate(expected):
             seen = collect(got.get(index, []))
             for choice, news in wanted.items():
-                mine = seen.get(choice, [])
-                assert mine == (news[: len(mine)] if index in cancelled else news), f"seed {self.seed}, request {index}"
+                mine = seen.get(choice, Said())
+                where = f"seed {self.seed}, request {index}"
+                assert mine == news or (index in cancelled and mine.begins(news)), where
         return engine.prefix.stats.hits if engine.prefix else 0
 
+    def drafting(self, expected: list[dict[int, Said]]) -> Controller:
+        """A drafter that knows the answers and is wrong now and then: chains or trees, of any length."""
+        rng = self.rng
+        wrong, branches = rng.choice([0.0, 0.2, 0.6]), rng.choice([1, 1, 2, 3])
+        scripted = Scripted(256, wrong, rng.choice([1, 3, 8, 16]), branches, self.seed)
+        for (prompt, _), answers in zip(self.requests, expected, strict=True):
+            scripted.answers[tuple(prompt)] = {choice: said.tokens for choice, said in answers.items()}
+        return Controller([scripted])
 
-def collect(chunks: object) -> dict[int, list[object]]:
-    """News by choice."""
-    news: dict[int, list[object]] = {}
-    for chunk in chunks:  # type: ignore[attr-defined]
-        news.setdefault(chunk.choice, []).append((chunk.token_ids, chunk.logprobs, chunk.text, chunk.finish_reason))
+
+@dataclass
+class Said:
+    """What one choice of an answer came to."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[object] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+
+    def begins(self, whole: Said) -> bool:
+        """Whether it is the beginning of another."""
+        tokens, logprobs = whole.tokens[: len(self.tokens)], whole.logprobs[: len(self.logprobs)]
+        return (self.tokens, self.logprobs) == (tokens, logprobs) and whole.text.startswith(self.text)
+
+
+def collect(chunks: Iterable[Chunk]) -> dict[int, Said]:
+    """What was said, by choice."""
+    news: dict[int, Said] = {}
+    for chunk in chunks:
+        said = news.setdefault(chunk.choice, Said())
+        said.tokens += chunk.token_ids
+        said.logprobs += chunk.logprobs
+        said.text += chunk.text
+        said.finish = chunk.finish_reason or said.finish
     return news
 
 
@@ -143,6 +191,11 @@ def play(model: Model, seeds: range) -> None:
     assert sum(scenario.run() for scenario in scenarios) > 0, "no scenario met the prefix cache"
     assert sum(s.preempted - s.saved for s in scenarios) > len(scenarios) / 20, "hardly anybody was computed again"
     assert sum(s.saved for s in scenarios) > len(scenarios) / 20, "hardly anybody was moved out of the cache and back"
+    drafts = Counts()
+    for scenario in scenarios:
+        drafts.merge(scenario.drafts)
+    assert drafts.rounds > 10 * len(scenarios), "hardly anything was drafted"
+    assert 0.2 < drafts.acceptance < 0.8, "drafts that hold and drafts that do not are both wanted"
 
 
 def test_jitter(model: Model) -> None:

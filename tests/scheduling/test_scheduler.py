@@ -220,9 +220,9 @@ class Simulation:
             plan = schedule(state)
             assert ([vars(s) for s in sequences], pool.available) == before, "planning changes nothing"
             again = schedule(state)
-            assert [(s.request, r) for s, r in plan.spans] == [(s.request, r) for s, r in again.spans]
+            assert plan.spans == again.spans
             self.apply(plan, sequences, pool, spare, limits, served)
-            for s, rows in plan.spans:
+            for s, rows, _ in plan.spans:
                 if rows and s.computed == len(s.tokens):
                     s.append(2)
                     left[s.request] -= 1
@@ -243,8 +243,8 @@ class Simulation:
         limits: Limits,
         served: dict[str, float],
     ) -> None:
-        assert sum(rows for _, rows in plan.spans) <= limits.max_rows
-        assert len({s.request for s, _ in plan.spans}) == len(plan.spans)
+        assert sum(rows + drafts for _, rows, drafts in plan.spans) <= limits.max_rows
+        assert len({s.request for s, _, _ in plan.spans}) == len(plan.spans)
         for s in (*plan.too_large, *plan.expired):
             self.end(s, sequences, pool, spare)
         assert all(s in plan.preempted for s in plan.saved)
@@ -256,7 +256,7 @@ class Simulation:
             else:
                 s.computed = 0
             s.blocks = []
-        for s, rows in plan.spans:
+        for s, rows, _ in plan.spans:
             assert 1 <= rows <= s.missing
             if s.saved:
                 s.blocks = pool.take(len(s.saved))

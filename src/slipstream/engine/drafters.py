@@ -83,7 +83,7 @@ def load_model_drafter(
     )  # fmt: skip
     executable = backend.compile(cut, cut_weights, target.blocks, target.spare_blocks)
     executable.set_vocabulary(tokens)
-    drafter = ModelDrafter(executable, f"model {reference}", tokens, coupled=coupled)
+    drafter = ModelDrafter(executable, f"model {reference}", target.max_rows, tokens, coupled=coupled)
     drafter.warm_up(target.blocks - 1)
     return drafter
 

@@ -24,8 +24,8 @@ _CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 """Probabilities of the drafted token at which classes of confidence begin, after the first."""
 _PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.87, 0.95)
 _WARM_UPS = 4
-MOST_CATCHING_UP = 512
-"""Rows of one pass over tokens that the drafter has not seen."""
+MOST_CATCHING_UP, SHARED_CATCHING_UP = 512, 64
+"""Rows of one pass over tokens that the drafter has not seen: for an answer alone, and while others wait."""
 
 
 class ModelDrafter(Drafter):
@@ -45,11 +45,13 @@ class ModelDrafter(Drafter):
         self,
         executable: Executable,
         state: str,
+        max_rows: int,
         vocabulary: npt.NDArray[np.int32] | None = None,
         *,
         coupled: bool = True,
     ):
         self.executable, self.state, self.coupled = executable, state, coupled
+        self._max_rows = max_rows
         self._vocabulary = None if vocabulary is None else vocabulary.tolist()
         self._params: dict[int, SamplingParams] = {}
         self._pass: dict[int, float] = {}
@@ -64,7 +66,8 @@ class ModelDrafter(Drafter):
         tokens: list[list[int]] = [[] for _ in asks]
         classes: list[list[int]] = [[] for _ in asks]
         alive = [1.0] * len(asks)
-        going = [index for index, ask in enumerate(asks) if self._catch_up(ask.answer)]
+        most = min(MOST_CATCHING_UP if len(asks) == 1 else SHARED_CATCHING_UP, self._max_rows)
+        going = [index for index, ask in enumerate(asks) if self._catch_up(ask.answer, most)][: self._max_rows // 2]
         while going:
             drawn, sure = self._pass_over([(asks[index].answer, tokens[index]) for index in going])
             still = []
@@ -82,11 +85,11 @@ class ModelDrafter(Drafter):
             for drafted, sure in zip(tokens, classes, strict=True)
         ]
 
-    def _catch_up(self, answer: Answer) -> bool:
+    def _catch_up(self, answer: Answer, most: int) -> bool:
         """Compute what the drafter has not seen of an answer, but for its last token; False if it takes another turn.
         """
         last = len(answer.tokens) - 1
-        count = min(last - answer.drafted, MOST_CATCHING_UP)
+        count = min(last - answer.drafted, most)
         if count > 1:
             begun = time.perf_counter()
             self.executable.step(_rows([(answer, answer.drafted, answer.tokens[answer.drafted :][:count])]), None)
