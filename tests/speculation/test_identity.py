@@ -169,9 +169,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(model: Model) -> None:
     assert counts.hits == counts.tries
     assert engine.preemptions > 5
     prompt, params = [1, 2, 3], SamplingParams(temperature=0.8, seed=1, max_tokens=1 + 5 * 8, ignore_eos=True)
-    number = engine.add(prompt, params)
-    list(engine.run(number))
-    assert engine.timings[number].drafts.tau == 5.0, "K + 1 with K = 4"
+    calm = Engine(model, slow, controller=Controller([drafter]))
+    list(calm.run(calm.add(prompt, params)))
+    assert calm.timings[0].drafts.tau == 5.0, "K + 1 with K = 4"
 
 
 def test_a_drafter_that_is_always_wrong(model: Model) -> None:
