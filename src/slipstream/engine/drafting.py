@@ -46,9 +46,12 @@ class Drafting:
         Nothing is offered while a step is `under_way`: its tokens are not known.
         """
         if self.controller is None or cost is None or under_way:
-            self._quiet += 1
+            self._quiet += self._quiet > 0
             return {}, 0.0
-        offers = self.controller.offers(sequences, cost)
+        eligible = [s for s in sequences if s.blocks and not s.unknown and s.missing == 1 and s.waits_for is None]
+        if not eligible:
+            return {}, 0.0
+        offers = self.controller.offers(eligible, cost)
         self._quiet = 0 if offers else self._quiet + 1
         neural = sum(offer.neural for offer in offers.values()) if offers else 0
         return offers, self.controller.draft_pass(neural) if neural else 0.0

@@ -8,7 +8,7 @@ answer's drafts would bring. How many are verified is the planner's choice, by t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.program import Draft, StepShape
@@ -74,12 +74,9 @@ class Controller:
         """The drafter that takes passes over weights, if there is one."""
         return next((drafter for drafter in self.drafters if drafter.neural), None)
 
-    def offers(self, answers: Iterable[Answer], cost: CostModel) -> dict[int, Offer]:
-        """What drafting would bring for answers that are about to decode, by id."""
+    def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
+        """What drafting would bring for answers that are about to decode, all their tokens known; by id."""
         self._ready.clear()
-        eligible = [a for a in answers if a.blocks and not a.unknown and a.missing == 1 and a.waits_for is None]
-        if not eligible:
-            return {}
         offers: dict[int, Offer] = {}
         rows = _RowSeconds(cost, len(eligible), eligible[0].computed)
         plain = cost.seconds(StepShape(len(eligible), len(eligible), 0, sum(a.length for a in eligible)))
