@@ -1,4 +1,5 @@
 // The executor's attention: tasks over spans, heads and splits of the context.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -11,10 +12,6 @@ namespace {
 constexpr int kQueries = 16;    // queries of one key-value head that are attended together
 constexpr int kTaken = 4, kFew = 16;  // tasks that a thread takes at once if there are kFew for each thread
 constexpr int kSplitRows = 16;  // spans up to this length are spread over threads by splits of their context
-
-int first_visible(const AttentionOp& op, int position) {
-  return op.window && position - op.window + 1 > 0 ? position - op.window + 1 : 0;
-}
 
 // Copy the keys and values of one position from a slot to place `at` of a scratch block.
 void gather(const KVLayer& c, int head, int slot, int at, uint8_t* k, uint8_t* v, float* k_scale, float* v_scale) {
@@ -31,6 +28,11 @@ void gather(const KVLayer& c, int head, int slot, int at, uint8_t* k, uint8_t* v
 }
 
 }  // namespace
+
+int Executor::first_visible(const AttentionOp& op, const Span& span, int position) const {
+  const int first = op.window ? (op.anchored ? span.base - op.window : position - op.window + 1) : 0;
+  return first > op.start ? first : op.start;
+}
 
 void Executor::copy_slots(const int32_t* pairs, int count) {
   for (int i = 0; i < 2 * count; ++i)
@@ -52,6 +54,7 @@ void Executor::plan_attention() {
   task_heads_ = attentions_[0].cache.heads;
   task_group_ = attentions_[0].heads / task_heads_;
   split_parallel_ = false;
+  const bool blocks = std::any_of(attentions_.begin(), attentions_.end(), [](const AttentionOp& op) { return op.block; });
   int splits = 0;
   for (size_t s = 0; s < spans_.size(); ++s) {
     const Span& span = spans_[s];
@@ -61,6 +64,10 @@ void Executor::plan_attention() {
       for (int r = 0; r < span.rows; r += chunk) {
         int rows = span.rows - r < chunk ? span.rows - r : chunk, last = 0;
         for (int i = 0; i < rows; ++i) last = in_->position[span.row0 + r + i] > last ? in_->position[span.row0 + r + i] : last;
+        if (blocks) {
+          if (!span.linear) throw std::runtime_error("the rows of a block are a chain in the block table's slots");
+          last = span.base + span.rows - 1;
+        }
         int n = last / kSplit + 1;
         splits = n > splits ? n : splits;
         if (!spread) tasks_.push_back({(int)s, span.row0 + r, rows, head, -1});
@@ -170,7 +177,7 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, const At
   size_t need = (size_t)queries * (2 * c.v_pad + c.k_pad);
   if (s.run.size() < need) s.run.resize(need);
   float *run = s.run.data(), *part = run + (size_t)queries * c.v_pad, *padded = part + (size_t)queries * c.v_pad;
-  int begin = in_->position[task.row0], end = 0;
+  int begin = last_visible(op, span, in_->position[task.row0]), end = 0;
   for (int i = 0; i < queries; ++i) {
     int row = task.row0 + i / group, head = task.head * group + i % group;
     float* from = buffers_[op.q].row(row) + (size_t)head * c.k_dim;
@@ -182,14 +189,14 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, const At
       q[i] = to;
     }
     out[i] = part + (size_t)i * c.v_pad;
-    last[i] = in_->position[row];
-    first[i] = first_visible(op, last[i]);
+    last[i] = last_visible(op, span, in_->position[row]);
+    first[i] = first_visible(op, span, in_->position[row]);
     begin = first[i] < begin ? first[i] : begin;
     end = last[i] > end ? last[i] : end;
   }
   place_head_[t] = task.head;
   int from = task.split < 0 ? begin / kSplit : task.split, to = task.split < 0 ? end / kSplit : task.split;
-  if (task.split >= 0 && (task.split < begin / kSplit)) return;
+  if (task.split >= 0 && (task.split < begin / kSplit || task.split > end / kSplit)) return;
   for (int split = from; split <= to; ++split) {
     KVBlock blocks[kSplit / kBlock];
     int low = split * kSplit;
@@ -197,7 +204,7 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, const At
     const uint8_t* after[2] = {nullptr, nullptr};
     for (int b = 0; b < 2; ++b) {
       if (split < to) after[b] = keys_of(op, task, (low + kSplit) / kBlock + b);
-      else if (next) after[b] = keys_of(op, *next, (next->split < 0 ? first_visible(op, in_->position[next->row0]) / kSplit : next->split) * (kSplit / kBlock) + b);
+      else if (next) after[b] = keys_of(op, *next, (next->split < 0 ? first_visible(op, spans_[next->span], in_->position[next->row0]) / kSplit : next->split) * (kSplit / kBlock) + b);
     }
     kernels().attend({q, queries, first, last, low, blocks, c.k_pad, c.v_pad, c.int8, op.scale, op.softcap, out, peak, total, {after[0], after[1]}});
     for (int i = 0; i < queries; ++i) {
@@ -215,6 +222,17 @@ void Executor::attend(const AttentionOp& op, const AttentionTask& task, const At
   }
   if (task.split >= 0) return;
   for (int i = 0; i < queries; ++i) finish(op, task.row0 + i / group, task.head * group + i % group, run + (size_t)i * c.v_pad, run_total[i]);
+}
+
+void Executor::run_write(const WriteOp& op, int t) {
+  auto [u0, u1] = share(in_->rows * op.cache.heads, t);
+  for (int u = u0; u < u1; ++u) {
+    const int row = u / op.cache.heads, head = u % op.cache.heads, position = in_->position[row];
+    float* k = buffers_[op.k].row(row) + head * op.cache.k_dim;
+    if (op.k_norm) kernels().rmsnorm(k, op.k_norm, op.eps, 1, op.cache.k_dim, k);
+    kernels().rope(k, op.cosine + (size_t)position * op.half, op.sine + (size_t)position * op.half, op.half);
+    kernels().kv_write(op.cache, in_->slot[row], head, k, buffers_[op.v].row(row) + head * op.cache.v_dim);
+  }
 }
 
 void Executor::run_attention(const AttentionOp& op, int instruction, int t) {

@@ -77,8 +77,10 @@ void Executor::check(const StepInput& in) const {
     if (in.parent[r] >= r || (in.parent[r] >= 0 && in.sequence[in.parent[r]] != in.sequence[r])) fail("parent is no earlier row of the sequence", r);
     if (embeds_.size() && (in.token[r] < 0 || in.token[r] >= embeds_[0].table.n)) fail("token outside the vocabulary", r);
     if (in.slot[r] < 0) fail("negative slot", r);
-    if (!attentions_.empty() && in.slot[r] / kBlock >= blocks_limit_) fail("slot outside the cache", r);
+    if (!(attentions_.empty() && writes_.empty()) && in.slot[r] / kBlock >= blocks_limit_) fail("slot outside the cache", r);
   }
+  for (const InputOp& op : inputs_ops_)
+    if (inputs_.size() != (size_t)in.rows * buffers_[op.out].width) throw std::runtime_error("a step's input has rows * width numbers");
   for (int i = 0; i < in.logits; ++i)
     if (in.logit_rows[i] < 0 || in.logit_rows[i] >= in.rows) fail("logit row outside the step", i);
 }
@@ -115,10 +117,10 @@ void Executor::plan_spans(const StepInput& in) {
 
 OpClass Executor::class_of(const Instruction& c) const {
   switch (c.kind) {
-    case Instruction::Embed: return OpClass::Embed;
+    case Instruction::Embed: case Instruction::Input: return OpClass::Embed;
     case Instruction::Norm: return OpClass::Norm;
     case Instruction::Linear: return linears_[c.index].op_class;
-    case Instruction::Attention: return OpClass::Attention;
+    case Instruction::Attention: case Instruction::Write: return OpClass::Attention;
     case Instruction::Logits: return OpClass::Logits;
     default: return OpClass::Other;
   }
@@ -252,6 +254,23 @@ void Executor::run_thread(int t) {
         for (int r = r0; r < r1; ++r) kernels().gated(op.kind, buffers_[op.gate].row(r), buffers_[op.up].row(r), buffers_[op.out].row(r), buffers_[op.out].width);
         break;
       }
+      case Instruction::Input: {
+        Buffer& out = buffers_[inputs_ops_[c.index].out];
+        auto [r0, r1] = share(in_->rows, t);
+        for (int r = r0; r < r1; ++r) memcpy(out.row(r), inputs_.data() + (size_t)r * out.width, out.width * sizeof(float));
+        break;
+      }
+      case Instruction::Concat: {
+        const ConcatOp& op = concats_[c.index];
+        Buffer &a = buffers_[op.a], &b = buffers_[op.b], &out = buffers_[op.out];
+        auto [r0, r1] = share(in_->rows, t);
+        for (int r = r0; r < r1; ++r) {
+          memcpy(out.row(r), a.row(r), a.width * sizeof(float));
+          memcpy(out.row(r) + a.width, b.row(r), b.width * sizeof(float));
+        }
+        break;
+      }
+      case Instruction::Write: run_write(writes_[c.index], t); break;
       case Instruction::Tap: {
         const TapOp& op = taps_ops_[c.index];
         Buffer& x = buffers_[op.x];

@@ -58,6 +58,8 @@ struct EmbedOp { int out; Matrix table; float scale; };
 struct NormOp { int x, out, add_to; const float* w; float eps; int heads; };  // add_to >= 0: buffer += norm(x)
 struct AddOp { int a, b, out; };
 struct GatedOp { int gate, up, out; Activation kind; };
+struct InputOp { int out; };  // rows that the step was handed
+struct ConcatOp { int a, b, out; };
 struct LinearOp {
   int x;
   const float* norm;  // null: x as it is
@@ -77,12 +79,24 @@ struct AttentionOp {
   KVLayer cache;
   float scale, softcap;
   int window;  // 0: none
+  int start;   // positions before it are never seen
+  bool block;  // every row sees all rows of its span
+  bool anchored;  // the window is that of the span's first row
+};
+// Keys and values are written, and nobody attends to them in this program.
+struct WriteOp {
+  int k, v;
+  const float* k_norm;
+  float eps;
+  const float *cosine, *sine;
+  int half;
+  KVLayer cache;
 };
 struct TapOp { int x, tap; };
 struct LogitsOp { int x; const float* norm; float eps; Matrix w; const float* bias; float softcap; };
 
 struct Instruction {
-  enum Kind { Embed, Norm, Add, Gated, Linear, Attention, Tap, Logits } kind;
+  enum Kind { Embed, Norm, Add, Gated, Linear, Attention, Tap, Logits, Input, Concat, Write } kind;
   int index;
 };
 
@@ -110,6 +124,11 @@ class Executor {
   void add(const AttentionOp& op) { push(Instruction::Attention, attentions_, op); }
   void add(const TapOp& op) { push(Instruction::Tap, taps_ops_, op); }
   void add(const LogitsOp& op) { push(Instruction::Logits, logits_ops_, op); }
+  void add(const InputOp& op) { push(Instruction::Input, inputs_ops_, op); }
+  void add(const ConcatOp& op) { push(Instruction::Concat, concats_, op); }
+  void add(const WriteOp& op) { push(Instruction::Write, writes_, op); }
+  // The numbers [rows, width] that the next step's input instruction takes.
+  void set_inputs(const float* values, size_t count) { inputs_.assign(values, values + count); }
 
   // One step. Throws std::runtime_error if the rows are not valid.
   void step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn);
@@ -164,6 +183,10 @@ class Executor {
   void run_linear(const LinearOp&, int t);
   void run_logits(const LogitsOp&, int t);
   void run_attention(const AttentionOp&, int instruction, int t);
+  void run_write(const WriteOp&, int t);
+  // First and last position that a row at `position` of a span sees.
+  int first_visible(const AttentionOp&, const Span&, int position) const;
+  int last_visible(const AttentionOp& op, const Span& s, int position) const { return op.block ? s.base + s.rows - 1 : position; }
   void rotate_and_write(const AttentionOp&, int row, int head);
   // `next`: the task after this one on the same thread, if it is known; its first keys are fetched meanwhile.
   void attend(const AttentionOp&, const AttentionTask&, const AttentionTask* next, int t);
@@ -190,6 +213,10 @@ class Executor {
   std::vector<AttentionOp> attentions_;
   std::vector<TapOp> taps_ops_;
   std::vector<LogitsOp> logits_ops_;
+  std::vector<InputOp> inputs_ops_;
+  std::vector<ConcatOp> concats_;
+  std::vector<WriteOp> writes_;
+  std::vector<float> inputs_;
 
   const StepInput* in_ = nullptr;
   std::vector<Span> spans_;

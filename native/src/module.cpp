@@ -386,17 +386,32 @@ NB_MODULE(_native, m) {
       }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("weights"), nb::arg("biases"), nb::arg("outs"), nb::arg("epilogue"), nb::arg("target"), nb::arg("kind"), nb::arg("op_class"))
       .def("attention", [](PyExecutor& s, int q, int k, int v, int out, int heads, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps,
                            Table<float> cosine, Table<float> sine, Bytes cache, size_t block_bytes, size_t k_at, size_t v_at, size_t k_scale_at, size_t v_scale_at,
-                           int kv_heads, int k_dim, int v_dim, bool int8, float scale, float softcap, int window) {
+                           int kv_heads, int k_dim, int v_dim, bool int8, float scale, float softcap, int window, int start, bool block, bool anchored) {
         uint8_t* base = cache.data();
         KVLayer c{base + k_at, base + v_at, base + k_scale_at, base + v_scale_at, block_bytes, kv_heads, k_dim, v_dim,
                   round_up(k_dim, kGroup), round_up(v_dim, kGroup), int8};
         s.keep.push_back(nb::cast(cache));
         s.keep.push_back(nb::cast(cosine));
         s.keep.push_back(nb::cast(sine));
-        s.e.add(AttentionOp{q, k, v, out, heads, s.hold(q_norm), s.hold(k_norm), eps, cosine.data(), sine.data(), (int)cosine.shape(1), c, scale, softcap, window});
+        s.e.add(AttentionOp{q, k, v, out, heads, s.hold(q_norm), s.hold(k_norm), eps, cosine.data(), sine.data(), (int)cosine.shape(1), c, scale, softcap, window, start, block, anchored});
       }, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("heads"), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("eps"),
          nb::arg("cosine"), nb::arg("sine"), nb::arg("cache"), nb::arg("block_bytes"), nb::arg("k_at"), nb::arg("v_at"), nb::arg("k_scale_at"), nb::arg("v_scale_at"),
-         nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("int8"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"))
+         nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("int8"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
+         nb::arg("start"), nb::arg("block"), nb::arg("anchored"))
+      .def("write", [](PyExecutor& s, int k, int v, std::optional<Floats> k_norm, float eps, Table<float> cosine, Table<float> sine, Bytes cache,
+                       size_t block_bytes, size_t k_at, size_t v_at, size_t k_scale_at, size_t v_scale_at, int kv_heads, int k_dim, int v_dim, bool int8) {
+        uint8_t* base = cache.data();
+        KVLayer c{base + k_at, base + v_at, base + k_scale_at, base + v_scale_at, block_bytes, kv_heads, k_dim, v_dim,
+                  round_up(k_dim, kGroup), round_up(v_dim, kGroup), int8};
+        s.keep.push_back(nb::cast(cache));
+        s.keep.push_back(nb::cast(cosine));
+        s.keep.push_back(nb::cast(sine));
+        s.e.add(WriteOp{k, v, s.hold(k_norm), eps, cosine.data(), sine.data(), (int)cosine.shape(1), c});
+      }, nb::arg("k"), nb::arg("v"), nb::arg("k_norm").none(), nb::arg("eps"), nb::arg("cosine"), nb::arg("sine"), nb::arg("cache"), nb::arg("block_bytes"),
+         nb::arg("k_at"), nb::arg("v_at"), nb::arg("k_scale_at"), nb::arg("v_scale_at"), nb::arg("kv_heads"), nb::arg("k_dim"), nb::arg("v_dim"), nb::arg("int8"))
+      .def("input", [](PyExecutor& s, int out) { s.e.add(InputOp{out}); })
+      .def("concat", [](PyExecutor& s, int a, int b, int out) { s.e.add(ConcatOp{a, b, out}); })
+      .def("set_inputs", [](PyExecutor& s, Table<float> values) { s.e.set_inputs(values.data(), values.size()); }, nb::arg("values"))
       .def("logits", [](PyExecutor& s, int x, std::optional<Floats> norm, float eps, const PyMatrix& w, std::optional<Floats> bias, float softcap) {
         s.e.add(LogitsOp{x, s.hold(norm), eps, s.hold(w), s.hold(bias), softcap});
       }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("w"), nb::arg("bias").none(), nb::arg("softcap"))

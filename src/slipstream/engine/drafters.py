@@ -20,7 +20,8 @@ from slipstream.weights.references import resolve
 
 DRAFTER_FORMAT: Quantization = "int4-128"
 DRAFTED_TOKENS = 24 << 10
-"""A draft model's weights, and the tokens of its head, the special ones besides: what a pass reads decides its price."""
+"""A draft model's weights, and the tokens of its head, the special ones besides: what a pass reads decides its price.
+"""
 _COMPARED = 1024
 """Tokens of two vocabularies that are compared."""
 
@@ -63,8 +64,7 @@ def load_controller(wanted: Speculative, model: Model, progress: Progress | None
 def load_model_drafter(
     reference: str, target: Model, progress: Progress | None = None, *, coupled: bool = True
 ) -> Drafter:
-    """A smaller model as a drafter, in int4 and with a reduced head. Raises UsageError if it does not fit the target.
-    """
+    """A smaller model as a drafter, in int4 and with a reduced head. Raises UsageError if it does not fit."""
     if not isinstance(target.executable, NativeExecutable):
         raise UsageError("a draft model needs the native backend")
     checkpoint = open_checkpoint(resolve(reference, progress))

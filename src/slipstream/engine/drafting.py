@@ -1,5 +1,4 @@
-"""Drafting: the engine's side of speculation: offers before a plan, drafts after it, verdicts when a step has landed.
-"""
+"""Drafting: the engine's side of speculation. Offers before a plan, drafts after it, verdicts when a step landed."""
 
 from __future__ import annotations
 

@@ -136,8 +136,7 @@ class Holdings:
         self._copy(pairs)
 
     def move(self, slots: SequenceOf[tuple[int, int]]) -> None:
-        """Copy what single slots hold, (from, to) in order: the accepted branch of a tree goes where a chain would be.
-        """
+        """Copy single slots, (from, to) in order: the accepted branch of a tree goes where a chain would be."""
         if slots:
             self._executable.copy_slots(np.array(slots, np.int32))
 

@@ -47,6 +47,13 @@ class StepOutput:
     seconds: Float64Array | None = None
 
 
+def checked_inputs(inputs: Float32Array | None, rows: int, width: int) -> Float32Array:
+    """What a step was handed for its Input op. Raises ValueError if it is not [rows, width]."""
+    if inputs is None or inputs.shape != (rows, width):
+        raise ValueError(f"the program takes numbers [{rows}, {width}] with its rows")
+    return inputs
+
+
 class Executable(Protocol):
     """A compiled program with its weights and its cache. Steps that are submitted run in order, one after the other."""
 
@@ -58,8 +65,18 @@ class Executable(Protocol):
     def weight_bytes(self) -> int:
         """Bytes of weights that a one-row step reads."""
 
-    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
-        """Compute the rows, writing their keys and values; draw a token for every logit row. Nothing else may run."""
+    def step(
+        self,
+        rows: Rows,
+        draws: DrawColumns | None,
+        *,
+        logits: bool = False,
+        inputs: Float32Array | None = None,
+    ) -> StepOutput:
+        """Compute the rows, writing their keys and values; draw a token for every logit row. Nothing else may run.
+
+        `inputs` [rows, width] are what the program's Input op takes. Raises ValueError if they are not that.
+        """
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Queue a step. Rows may hold tokens that the one before it draws (see `sampled`); they are filled in."""
@@ -75,6 +92,9 @@ class Executable(Protocol):
 
     def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy single slots of all layers, pairs [n, 2] of (from, to) in order. No step may be running."""
+
+    def sibling(self, program: Program) -> Executable:
+        """Another program over the same weights, cache and threads; the two never run at the same time."""
 
 
 class Backend(Protocol):

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.program import BLOCK_SLOTS, NO_PARENT, Rows
+from slipstream.program import BLOCK_SLOTS, NO_PARENT, Rows, ops
+
+
+def visible_slots(rows: Rows, index: int, op: ops.Attention) -> npt.NDArray[np.int64]:
+    """Slots that row `index` sees in an attention op, in logical order."""
+    slots = row_slots(rows, index) if op.mask is ops.MaskKind.CAUSAL else span_slots(rows, index)
+    first = op.start
+    if op.window is not None:
+        base = int(rows.position[np.flatnonzero(rows.sequence == rows.sequence[index])[0]])
+        first = max(first, base - op.window if op.anchored else len(slots) - op.window)
+    return slots[first:]
 
 
 def row_slots(rows: Rows, index: int) -> npt.NDArray[np.int64]:

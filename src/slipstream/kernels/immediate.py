@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.kernels.backend import StepOutput
+from slipstream.kernels.backend import Float32Array, StepOutput
 from slipstream.program import Rows
 from slipstream.program.sampling import DrawColumns
 
@@ -16,7 +16,14 @@ class Immediate:
         self._outcomes: deque[StepOutput] = deque()
         self._last = StepOutput()
 
-    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
+    def step(
+        self,
+        rows: Rows,
+        draws: DrawColumns | None,
+        *,
+        logits: bool = False,
+        inputs: Float32Array | None = None,
+    ) -> StepOutput:
         """Run a step; a backend's own."""
         raise NotImplementedError
 

@@ -58,7 +58,7 @@ class CacheGroup:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        if (self.kind is GroupKind.WINDOW) != (self.window is not None):
+        if self.kind is not GroupKind.DRAFTER and (self.kind is GroupKind.WINDOW) != (self.window is not None):
             raise ValueError("a window belongs to a window group, and only there")
         if (self.kind is GroupKind.DRAFTER) != bool(self.fingerprint):
             raise ValueError("a fingerprint belongs to a drafter group, and only there")

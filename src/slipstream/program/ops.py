@@ -35,6 +35,23 @@ class Embed:
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """out = numbers [rows, width] that the step is handed with its rows (hidden states of another model)."""
+
+    out: Value
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """out = a and b side by side."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True, slots=True)
 class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `heads` equal parts of a row."""
 
@@ -93,7 +110,9 @@ class Attention:
     """Softmax attention of q [rows, heads * k_dim] over one layer of one cache group.
 
     Scores are q·k * scale, then softcap * tanh(score / softcap) if `softcap` is set. Keys and values
-    are always read back through the group's stored format, the step's own included.
+    are always read back through the group's stored format, the step's own included. Positions before `start` are never
+    seen. A window ends with the row itself; where it is `anchored` it ends before the span's first row, and the rows of
+    the span, as far as the mask shows them, are seen besides.
     """
 
     out: Value
@@ -108,6 +127,8 @@ class Attention:
     mask: MaskKind = MaskKind.CAUSAL
     window: int | None = None
     softcap: float | None = None
+    start: int = 0
+    anchored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +200,8 @@ class Sample:
 
 Op = (
     Embed
+    | Input
+    | Concat
     | RMSNorm
     | Linear
     | Rope

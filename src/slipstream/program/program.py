@@ -91,6 +91,18 @@ class Recorder:
         self._ops.append(ops.Embed(out, table, width, scale))
         return out
 
+    def input(self, width: int) -> Value:
+        """Numbers [rows, width] that a step is handed."""
+        out = self._value(width)
+        self._ops.append(ops.Input(out, width))
+        return out
+
+    def concat(self, a: Value, b: Value) -> Value:
+        """a and b side by side."""
+        out = self._value(self.width(a) + self.width(b))
+        self._ops.append(ops.Concat(out, a, b))
+        return out
+
     def rmsnorm(self, x: Value, weight: str, eps: float, heads: int = 1) -> Value:
         """Root-mean-square norm of each row, or of each of its heads."""
         self._use(WeightUse(weight, (self.width(x) // heads,), role="vector"))
@@ -141,8 +153,10 @@ class Recorder:
         *,
         mask: ops.MaskKind = ops.MaskKind.CAUSAL,
         softcap: float | None = None,
+        start: int = 0,
+        anchored: bool = False,
     ) -> Value:
-        """Attention over a layer of a cache group; heads and widths follow from the group."""
+        """Attention over a layer of a cache group; heads, widths and window follow from the group."""
         spec: CacheGroup = self.cache.groups[group]
         v_dim = spec.v_dim or spec.k_dim
         heads = self.width(q) // spec.k_dim
@@ -161,6 +175,8 @@ class Recorder:
                 mask,
                 spec.window,
                 softcap,
+                start,
+                anchored,
             )
         )
         return out
@@ -191,6 +207,10 @@ class Recorder:
         out = self._value(self.width(x))
         self._ops.append(ops.Collective(out, x, "all_reduce"))
         return out
+
+    def hand_out(self, x: Value, name: str) -> None:
+        """Hand x out of every step under a name."""
+        self._ops.append(ops.Tap(x, name))
 
     def tap(self, x: Value, layer: int) -> None:
         """Offer x, the input of `layer`, as a hidden tap; recorded only if it was asked for."""

@@ -53,8 +53,7 @@ class Allotment:
 
 
 def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> Allotment:
-    """Choose how many drafts of each offer to verify, `room` rows at most, in a step that has `decodes` without them.
-    """
+    """Choose how many drafts of each offer to verify, `room` at most, in a step of `decodes` rows without them."""
     known: dict[int, float] = {}
 
     def seconds(rows: int) -> float:

@@ -111,10 +111,7 @@ class Controller:
         if answer.generated < track.resume:
             return None, None
         positions = self._positions(drafter, answer, track)
-        if track.trial:
-            chances_ahead = [HOPE] * min(most, TRIAL)
-        else:
-            chances_ahead = [positions.chance(i) for i in range(most)]
+        chances_ahead = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
         return None, Offer(survival(chances_ahead), neural=True, setup=setup)
 

@@ -86,8 +86,7 @@ class ModelDrafter(Drafter):
         ]
 
     def _catch_up(self, answer: Answer, most: int) -> bool:
-        """Compute what the drafter has not seen of an answer, but for its last token; False if it takes another turn.
-        """
+        """Compute what the drafter has not seen of an answer but its last token; False if it takes another turn."""
         last = len(answer.tokens) - 1
         count = min(last - answer.drafted, most)
         if count > 1:

@@ -123,7 +123,33 @@ class Executor:
         scale: float,
         softcap: float,
         window: int,
+        start: int,
+        block: bool,
+        anchored: bool,
     ) -> None: ...
+    def write(
+        self,
+        *,
+        k: int,
+        v: int,
+        k_norm: _Floats | None,
+        eps: float,
+        cosine: _Floats,
+        sine: _Floats,
+        cache: _Bytes,
+        block_bytes: int,
+        k_at: int,
+        v_at: int,
+        k_scale_at: int,
+        v_scale_at: int,
+        kv_heads: int,
+        k_dim: int,
+        v_dim: int,
+        int8: bool,
+    ) -> None: ...
+    def input(self, out: int) -> None: ...
+    def concat(self, a: int, b: int, out: int) -> None: ...
+    def set_inputs(self, values: _Floats) -> None: ...
     def logits(
         self,
         x: int,

@@ -59,7 +59,7 @@ class CacheArena:
 
 def _place(group: CacheGroup, at: int) -> tuple[LayerPlace, int]:
     """A layer's place from byte `at` of a block, and where the next one begins."""
-    if group.kind not in (GroupKind.FULL, GroupKind.WINDOW) or group.format is KVFormat.F32:
+    if group.kind not in (GroupKind.FULL, GroupKind.WINDOW, GroupKind.DRAFTER) or group.format is KVFormat.F32:
         raise UnsupportedModelError(
             f"the native backend keeps keys and values in bf16 or int8, not {group.kind}/{group.format}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,11 +72,17 @@ class Compiler:
                 self.ropes[op.out] = op
             case ops.KVWrite():
                 self.written[op.group, op.layer] = op
+                if self._attended(index) is None:
+                    self._write(op)
             case ops.Attention():
                 self._attention(op)
             case ops.Gated():
                 gate, up = self.buffers[op.gate], self.buffers[op.up]
                 self.executor.gated(gate, up, self._new(op.out), op.activation)
+            case ops.Input():
+                self.executor.input(self._new(op.out))
+            case ops.Concat():
+                self.executor.concat(self.buffers[op.a], self.buffers[op.b], self._new(op.out))
             case ops.Add():
                 self.executor.add(self.buffers[op.a], self.buffers[op.b], self._new(op.out))
             case ops.Tap():
@@ -124,14 +131,12 @@ class Compiler:
 
     def _attention(self, op: ops.Attention) -> None:
         spec, write = self.program.cache.groups[op.group], self.written[op.group, op.layer]
-        if op.mask is not ops.MaskKind.CAUSAL or not spec.v_dim:
-            raise UnsupportedModelError("the native backend has only causal attention with values yet")
+        if not spec.v_dim:
+            raise UnsupportedModelError("the native backend has only attention with values yet")
         q_rope, k_rope = self.ropes[op.q], self.ropes[write.k]
         q, q_norm, eps = self._normed(q_rope.x)
         k, k_norm, _ = self._normed(k_rope.x)
         cosine, sine = self._angles(q_rope)
-        cache = self.operands.cache
-        place = cache.places[op.group, op.layer]
         self.executor.attention(
             q=q,
             k=k,
@@ -143,19 +148,53 @@ class Compiler:
             eps=eps,
             cosine=cosine,
             sine=sine,
-            cache=cache.data,
-            block_bytes=cache.block_bytes,
-            k_at=place.k,
-            v_at=place.v,
-            k_scale_at=place.k_scale,
-            v_scale_at=place.v_scale,
-            kv_heads=op.kv_heads,
-            k_dim=op.k_dim,
-            v_dim=op.v_dim,
-            int8=place.int8,
+            **self._place(op.group, op.layer),
             scale=op.scale,
             softcap=op.softcap or 0.0,
             window=op.window or 0,
+            start=op.start,
+            block=op.mask is ops.MaskKind.BLOCK,
+            anchored=op.anchored,
+        )
+
+    def _write(self, op: ops.KVWrite) -> None:
+        """Keys and values that nothing in this program attends to."""
+        rope = self.ropes[op.k]
+        k, k_norm, eps = self._normed(rope.x)
+        cosine, sine = self._angles(rope)
+        self.executor.write(
+            k=k, v=self.buffers[op.v], k_norm=k_norm, eps=eps, cosine=cosine, sine=sine,
+            **self._place(op.group, op.layer),
+        )  # fmt: skip
+
+    def _place(self, group: int, layer: int) -> dict[str, Any]:
+        """Where a layer's keys and values lie."""
+        cache, spec = self.operands.cache, self.program.cache.groups[group]
+        place = cache.places[group, layer]
+        return {
+            "cache": cache.data,
+            "block_bytes": cache.block_bytes,
+            "k_at": place.k,
+            "v_at": place.v,
+            "k_scale_at": place.k_scale,
+            "v_scale_at": place.v_scale,
+            "kv_heads": spec.heads,
+            "k_dim": spec.k_dim,
+            "v_dim": spec.v_dim,
+            "int8": place.int8,
+        }
+
+    def _attended(self, index: int) -> int | None:
+        """The attention that reads what a KVWrite writes, if there is one."""
+        write = self.program.ops[index]
+        assert isinstance(write, ops.KVWrite)
+        return next(
+            (
+                at
+                for at, other in enumerate(self.program.ops[index:], index)
+                if isinstance(other, ops.Attention) and (other.group, other.layer) == (write.group, write.layer)
+            ),
+            None,
         )
 
     def _angles(self, op: ops.Rope) -> tuple[Float32Array, Float32Array]:
@@ -217,11 +256,8 @@ class Compiler:
         for user in self.consumers[value]:
             op = self.program.ops[user]
             if isinstance(op, ops.KVWrite):
-                user = next(
-                    index
-                    for index, other in enumerate(self.program.ops[user:], user)
-                    if isinstance(other, ops.Attention) and (other.group, other.layer) == (op.group, op.layer)
-                )
+                attended = self._attended(user)
+                user = user if attended is None else attended
             elif isinstance(op, ops.Rope | ops.RMSNorm):
                 user = max(user, self._last_use(op.out))
             last = max(last, user)
@@ -240,9 +276,9 @@ def _inputs(op: ops.Op) -> tuple[Value, ...]:
             return (op.q,)
         case ops.Gated():
             return (op.gate, op.up)
-        case ops.Add():
+        case ops.Add() | ops.Concat():
             return (op.a, op.b)
         case ops.Sample():
             return (op.logits,)
-        case ops.Embed():
+        case ops.Embed() | ops.Input():
             return ()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from slipstream import __version__
 from slipstream.errors import UsageError
-from slipstream.kernels.backend import StepOutput
+from slipstream.kernels.backend import StepOutput, checked_inputs
 from slipstream.kernels.native import _native
 from slipstream.kernels.native.cache import CacheArena
 from slipstream.kernels.native.compile import Compiler, Operands
@@ -76,6 +76,7 @@ class NativeExecutable:
         self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
         self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
+        self._input_width = next((op.width for op in program.ops if isinstance(op, ops.Input)), 0)
         self._flights: deque[Drawn | None] = deque()
         self._copies = _NO_COPIES
         self._draws: tuple[DrawColumns, _native.Draws] | None = None
@@ -135,8 +136,23 @@ class NativeExecutable:
         """Seconds that reading all weights takes when nothing is computed: the ceiling's measure."""
         return self.executor.read_weights(threads or self.executor.threads)
 
-    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
+    def sibling(self, program: Program) -> NativeExecutable:
+        """Another program over the same weights, cache and threads; the two never run at the same time."""
+        return NativeExecutable(
+            program, self.operands, self.threads, self.max_rows, self.packings, self.stored_bytes, self
+        )
+
+    def step(
+        self,
+        rows: Rows,
+        draws: DrawColumns | None,
+        *,
+        logits: bool = False,
+        inputs: Float32Array | None = None,
+    ) -> StepOutput:
         """Compute the rows; draw a token for every logit row if `draws` are given."""
+        if self._input_width:
+            self.executor.set_inputs(checked_inputs(inputs, len(rows), self._input_width))
         columns = (rows.columns, rows.block_tables, rows.logit_rows)
         drawn, seconds = None, np.empty(_SECONDS)
         self._copy()
@@ -156,8 +172,8 @@ class NativeExecutable:
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Queue a step on the executor's own thread. Raises UsageError for a program with taps: they are not kept."""
-        if self._taps:
-            raise UsageError("the steps of a program with taps are run one at a time")
+        if self._taps or self._input_width:
+            raise UsageError("the steps of a program with taps or inputs are run one at a time")
         drawn, native = _NOTHING_DRAWN, None
         if draws is not None and len(rows.logit_rows):
             drawn, native = Drawn.empty(draws), native_draws(draws)

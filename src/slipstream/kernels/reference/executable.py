@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.kernels.backend import StepOutput
-from slipstream.kernels.context import row_slots, span_slots
+from slipstream.kernels.backend import StepOutput, checked_inputs
+from slipstream.kernels.context import row_slots, visible_slots
 from slipstream.kernels.immediate import Immediate
 from slipstream.kernels.reference.cache import GroupCache
 from slipstream.kernels.reference.sampling import draw
@@ -45,10 +45,16 @@ class ReferenceExecutable(Immediate):
         collective: Collectives = _no_collectives,
     ):
         super().__init__()
-        self.program = program
+        self.program, self.source = program, weights
         self.weights = {name: weights.float32(use, program.shard) for name, use in program.weights.items()}
         self.cache = [GroupCache(group, blocks) for group in program.cache]
         self.collective = collective
+
+    def sibling(self, program: Program) -> ReferenceExecutable:
+        """Another program over the same weights and cache."""
+        other = ReferenceExecutable(program, self.source, 0, self.collective)
+        other.cache = self.cache
+        return other
 
     @property
     def weight_bytes(self) -> int:
@@ -66,7 +72,14 @@ class ReferenceExecutable(Immediate):
         for cache in self.cache:
             cache.copy_slots(pairs)
 
-    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
+    def step(
+        self,
+        rows: Rows,
+        draws: DrawColumns | None,
+        *,
+        logits: bool = False,
+        inputs: Float32Array | None = None,
+    ) -> StepOutput:
         """Run the ops in order over the rows."""
         values: dict[int, Float32Array] = {}
         taps: dict[str, Float32Array] = {}
@@ -76,6 +89,8 @@ class ReferenceExecutable(Immediate):
             match op:
                 case ops.KVWrite():
                     self.cache[op.group].write(op.layer, rows.slot, values[op.k], values[op.v])
+                case ops.Input():
+                    values[op.out] = checked_inputs(inputs, len(rows), op.width)
                 case ops.Tap():
                     taps[op.name] = values[op.x]
                 case ops.Logits():
@@ -110,6 +125,8 @@ class ReferenceExecutable(Immediate):
                 return activation(values[op.gate], op.activation) * values[op.up]
             case ops.Add():
                 return values[op.a] + values[op.b]
+            case ops.Concat():
+                return np.concatenate([values[op.a], values[op.b]], axis=-1)
             case ops.Collective():
                 return self.collective(op, values[op.x])
         raise TypeError(f"no such op: {op}")
@@ -130,10 +147,7 @@ class ReferenceExecutable(Immediate):
         queries = q.reshape(len(rows), op.kv_heads, op.heads // op.kv_heads, op.k_dim)
         out = np.empty((len(rows), op.heads * op.v_dim), np.float32)
         for index in range(len(rows)):
-            causal = op.mask is ops.MaskKind.CAUSAL
-            slots = row_slots(rows, index) if causal else span_slots(rows, index)
-            if op.window is not None:
-                slots = slots[-op.window :]
+            slots = visible_slots(rows, index, op)
             k, v = cache.k[op.layer, slots], cache.values(op.layer, slots)
             scores = np.einsum("hgd,thd->hgt", queries[index], k) * np.float32(op.scale)
             if op.softcap:

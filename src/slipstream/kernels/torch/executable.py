@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from slipstream.errors import UnsupportedModelError
-from slipstream.kernels.backend import StepOutput
-from slipstream.kernels.context import row_slots, span_slots
+from slipstream.kernels.backend import StepOutput, checked_inputs
+from slipstream.kernels.context import visible_slots
 from slipstream.kernels.immediate import Immediate
 from slipstream.kernels.reference.sampling import draw
 from slipstream.models.weights import WeightSource
@@ -33,7 +33,7 @@ class TorchExecutable(Immediate):
 
     def __init__(self, program: Program, weights: WeightSource, blocks: int, device: torch.device, dtype: torch.dtype):
         super().__init__()
-        self.program, self.device, self.dtype = program, device, dtype
+        self.program, self.source, self.device, self.dtype = program, weights, device, dtype
         self.weights = {
             name: self._tensor(weights.float32(use, program.shard)).to(dtype) for name, use in program.weights.items()
         }
@@ -49,6 +49,12 @@ class TorchExecutable(Immediate):
                     torch.zeros(*shape, group.v_dim or group.k_dim, device=device, dtype=dtype),
                 )
             )
+
+    def sibling(self, program: Program) -> TorchExecutable:
+        """Another program over the same weights and cache."""
+        other = TorchExecutable(program, self.source, 0, self.device, self.dtype)
+        other.cache = self.cache
+        return other
 
     @property
     def numerics(self) -> str:
@@ -76,7 +82,14 @@ class TorchExecutable(Immediate):
                     array[:, to] = array[:, source]
 
     @torch.inference_mode()
-    def step(self, rows: Rows, draws: DrawColumns | None, *, logits: bool = False) -> StepOutput:
+    def step(
+        self,
+        rows: Rows,
+        draws: DrawColumns | None,
+        *,
+        logits: bool = False,
+        inputs: npt.NDArray[np.float32] | None = None,
+    ) -> StepOutput:
         """Run the ops in order over the rows."""
         values: dict[int, Tensor] = {}
         taps: dict[str, npt.NDArray[np.float32]] = {}
@@ -86,6 +99,9 @@ class TorchExecutable(Immediate):
             match op:
                 case ops.KVWrite():
                     self._write(op, values, rows)
+                case ops.Input():
+                    handed = self._tensor(checked_inputs(inputs, len(rows), op.width))
+                    values[op.out] = handed.to(self.dtype)
                 case ops.Tap():
                     taps[op.name] = values[op.x].float().cpu().numpy()
                 case ops.Logits():
@@ -126,6 +142,8 @@ class TorchExecutable(Immediate):
                 return activation(values[op.gate], op.activation) * values[op.up]
             case ops.Add():
                 return values[op.a] + values[op.b]
+            case ops.Concat():
+                return torch.cat([values[op.a], values[op.b]], -1)
         raise UnsupportedModelError(f"the torch backend has no {type(op).__name__} yet")
 
     def _rope(self, op: ops.Rope, x: Tensor, rows: Rows) -> Tensor:
@@ -162,16 +180,13 @@ class _Contexts:
 
     def __init__(self, rows: Rows, device: torch.device):
         self._rows, self._device = rows, device
-        self._made: dict[tuple[MaskKind, int | None], tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[MaskKind, int | None, int, bool], tuple[Tensor, Tensor]] = {}
 
     def of(self, op: ops.Attention) -> tuple[Tensor, Tensor]:
         """(slots [rows, context], which of them are visible) for an attention op."""
-        key = (op.mask, op.window)
+        key = (op.mask, op.window, op.start, op.anchored)
         if key not in self._made:
-            find = row_slots if op.mask is MaskKind.CAUSAL else span_slots
-            lists = [find(self._rows, index) for index in range(len(self._rows))]
-            if op.window is not None:
-                lists = [slots[-op.window :] for slots in lists]
+            lists = [visible_slots(self._rows, index, op) for index in range(len(self._rows))]
             longest = max(map(len, lists))
             slots = np.zeros((len(lists), longest), np.int64)
             visible = np.zeros((len(lists), longest), np.bool_)
