@@ -76,6 +76,8 @@ class Holdings:
             self._copy(zip(sequence.blocks, (self.pool.size + block for block in sequence.saved), strict=True))
         else:
             sequence.computed = sequence.drafted = 0
+            if self._drafter is not None:
+                self._drafter.free(sequence)
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.node = [], None
         sequence.preemptions += 1
@@ -118,6 +120,8 @@ class Holdings:
         """
         full, rest = divmod(first.prompt_length - 1, BLOCK_SLOTS)
         pairs = []
+        if self._drafter is not None:
+            self._drafter.settle(first)
         for sequence in others:
             sequence.waits_for = None
             if self.pool.available < full + 1 or len(first.blocks) <= full:
@@ -132,7 +136,7 @@ class Holdings:
                 sequence.blocks.extend(self.pool.take(1))
                 pairs.append((first.blocks[full], sequence.blocks[full]))
                 sequence.computed += rest
-                sequence.drafted = min(first.drafted, sequence.computed)
+                sequence.drafted = min(first.drafted, sequence.computed + 1)  # the block has a slot more
         self._copy(pairs)
 
     def move(self, slots: SequenceOf[tuple[int, int]]) -> None:

@@ -19,12 +19,24 @@ class Offer:
     """What drafting a sequence is expected to bring.
 
     `survival[i]` is how likely draft i (and so all before it) is to be accepted. A `neural` draft is still to be made,
-    in passes of the drafter over all the sequences it drafts for; `setup` are the seconds until it can begin.
+    in passes of the drafter over all the sequences it drafts for: `passes` of them however long it is, or, where that
+    is 0, one for each token. `setup` are the seconds until it can begin.
     """
 
     survival: tuple[float, ...]
     neural: bool = False
+    passes: int = 0
     setup: float = 0.0
+
+    def passes_for(self, drafts: int) -> int:
+        """Passes of the drafter that so many drafts take."""
+        return (self.passes or drafts) if self.neural and drafts else 0
+
+    def within(self, passes: int) -> tuple[float, ...]:
+        """The drafts that so many passes make."""
+        if not self.neural:
+            return self.survival
+        return (self.survival if passes >= self.passes else ()) if self.passes else self.survival[:passes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> A
 
     plain = decodes / seconds(0)
     best, best_drafts = plain, (0,) * len(offers)
-    deepest = max((len(offer.survival) for offer in offers if offer.neural), default=0)
+    deepest = max((offer.passes_for(len(offer.survival)) for offer in offers), default=0)
     for passes in range(deepest + 1):
         drafts, rate = _best(offers, passes, decodes, room, seconds, prices.draft_pass)
         if rate > best:
@@ -85,7 +97,7 @@ def _best(
     candidates = [
         (-chance, depth, index)
         for index, offer in enumerate(offers)
-        for depth, chance in enumerate(offer.survival[:passes] if offer.neural else offer.survival)
+        for depth, chance in enumerate(offer.within(passes))
     ]
     candidates.sort()
     extra = passes * draft_pass

@@ -108,12 +108,12 @@ class Controller:
             if draft is None:
                 return None, None
             return draft, Offer(survival([chances.chance(c) for c in draft.classes]))
-        if answer.generated < track.resume:
+        if answer.generated < track.resume or not drafter.ready(answer):
             return None, None
         positions = self._positions(drafter, answer, track)
         chances_ahead = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
-        return None, Offer(survival(chances_ahead), neural=True, setup=setup)
+        return None, Offer(survival(chances_ahead), neural=True, passes=drafter.passes, setup=setup)
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
         """Make the drafts that a plan has room for, by id of the answer."""
@@ -245,6 +245,6 @@ def _gain(offer: Offer, rate: float, rows: _RowSeconds, draft_pass: float) -> fl
     tokens, best = 0.0, 0.0
     for drafts, chance in enumerate(offer.survival, 1):
         tokens += chance
-        seconds = rows[drafts] + offer.setup + (drafts * draft_pass if offer.neural else 0.0)
+        seconds = rows[drafts] + offer.setup + offer.passes_for(drafts) * draft_pass
         best = max(best, tokens - rate * seconds)
     return best

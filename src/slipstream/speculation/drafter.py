@@ -62,6 +62,8 @@ class Drafter(ABC):
     """Longest draft."""
     neural: bool = False
     """Whether drafts take passes over weights, so that it is worth thinking first whether to make them."""
+    passes: int = 0
+    """Passes that a draft takes however long it is; 0: one for each token."""
     needs: Needs = Needs()
     fingerprint: str = ""
     """Of the target it belongs to; empty if any will do."""
@@ -76,11 +78,18 @@ class Drafter(ABC):
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A draft for each, None where there is nothing to propose."""
 
+    def ready(self, answer: Answer) -> bool:
+        """Whether an answer can be drafted for at all."""
+        return True
+
     def commit(self, computed: Sequence[Computed]) -> None:  # noqa: B027
         """See what the target has computed for good."""
 
     def free(self, answer: Answer) -> None:  # noqa: B027
         """Forget an answer that has ended, or learn from it."""
+
+    def settle(self, answer: Answer) -> None:  # noqa: B027
+        """An answer's blocks are about to be copied for another one: bring the state in them up to date."""
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:  # noqa: B027
         """The target's blocks are copied, pairs [n, 2] of (from, to) in order, and so is the drafter's state there."""

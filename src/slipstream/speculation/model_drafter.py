@@ -6,10 +6,8 @@ asked to draft: until then tokens pile up that it has not seen, and the first pa
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +17,9 @@ from slipstream.program import BLOCK_SLOTS, Draft, Rows
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.drafter import Ask, Computed, Drafter
+from slipstream.speculation.rows import Piece, rows_of
+from slipstream.speculation.settings import PRIORS, DraftSettings, class_of
 
-_CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
-"""Probabilities of the drafted token at which classes of confidence begin, after the first."""
-_PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.87, 0.95)
 _WARM_UPS = 4
 MOST_CATCHING_UP, SHARED_CATCHING_UP = 512, 64
 """Rows of one pass over tokens that the drafter has not seen: for an answer alone, and while others wait."""
@@ -38,7 +35,7 @@ class ModelDrafter(Drafter):
 
     name = "model"
     neural = True
-    classes = len(_PRIORS)
+    classes = len(PRIORS)
     most = 12
 
     def __init__(
@@ -50,16 +47,15 @@ class ModelDrafter(Drafter):
         *,
         coupled: bool = True,
     ):
-        self.executable, self.state, self.coupled = executable, state, coupled
+        self.executable, self.state = executable, state
         self._max_rows = max_rows
-        self._vocabulary = None if vocabulary is None else vocabulary.tolist()
-        self._params: dict[int, SamplingParams] = {}
+        self._settings = DraftSettings(vocabulary, coupled=coupled)
         self._pass: dict[int, float] = {}
         self._row = 0.0
 
     def prior(self, draft_class: int) -> float:
         """From the probability that the drafter gives its token."""
-        return _PRIORS[draft_class]
+        return PRIORS[draft_class]
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """One pass after the other over all answers whose drafts are still likely enough to survive."""
@@ -73,7 +69,7 @@ class ModelDrafter(Drafter):
             still = []
             for index, token, probability in zip(going, drawn, sure, strict=True):
                 ask = asks[index]
-                draft_class = bisect.bisect_right(_CONFIDENCE, probability)
+                draft_class = class_of(probability)
                 tokens[index].append(token)
                 classes[index].append(draft_class)
                 alive[index] *= ask.chance(draft_class)
@@ -91,41 +87,28 @@ class ModelDrafter(Drafter):
         count = min(last - answer.drafted, most)
         if count > 1:
             begun = time.perf_counter()
-            self.executable.step(_rows([(answer, answer.drafted, answer.tokens[answer.drafted :][:count])]), None)
+            piece = Piece(answer, answer.drafted, answer.tokens[answer.drafted :][:count])
+            self.executable.step(rows_of([piece], "none"), None)
             self._row = (time.perf_counter() - begun) / count
             answer.drafted += count
         return last - answer.drafted <= 1
 
     def _pass_over(self, going: Sequence[tuple[Answer, list[int]]]) -> tuple[list[int], list[float]]:
         """The next token of each (answer, its draft so far), and its probability."""
-        spans, draws = [], []
+        pieces, draws = [], []
         for answer, draft in going:
             start = answer.drafted
             known = [*answer.tokens[start:], *draft[max(0, start - len(answer.tokens)) :]]
-            spans.append((answer, start, known))
-            draws.append(self._draw(answer, draft))
+            pieces.append(Piece(answer, start, known))
+            draws.append(self._settings.draw(answer, draft))
         begun = time.perf_counter()
-        rows = _rows(spans, draw=True)
+        rows = rows_of(pieces)
         drawn = self.executable.step(rows, DrawColumns.of(draws)).drawn
         assert drawn is not None
-        for answer, start, known in spans:
-            answer.drafted = start + len(known)
+        for answer, start, fed, _ in pieces:
+            answer.drafted = start + len(fed)
         self._observe(len(going), len(rows), time.perf_counter() - begun)
         return drawn.token.tolist(), np.exp(drawn.logprobs[:, 0]).tolist()
-
-    def _draw(self, answer: Answer, draft: list[int]) -> Draw:
-        draw = answer.draw_after(draft)
-        params = self._params.get(id(answer))
-        if params is None:
-            changes = {"logprobs": 0, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": ()}
-            if not self.coupled:
-                changes["temperature"] = 0.0
-            params = self._params[id(answer)] = replace(answer.params, **changes)  # type: ignore[arg-type]
-        adjust = draw.adjust
-        if adjust and (ids := self._vocabulary) is not None:
-            places = [(bisect.bisect_left(ids, token), token, m, a) for token, m, a in adjust]
-            adjust = [(at, m, a) for at, token, m, a in places if at < len(ids) and ids[at] == token]
-        return replace(draw, params=params, adjust=adjust)
 
     def commit(self, computed: Sequence[Computed]) -> None:
         """Drafts that were not accepted are forgotten."""
@@ -134,7 +117,7 @@ class ModelDrafter(Drafter):
 
     def free(self, answer: Answer) -> None:
         """Forget an answer."""
-        self._params.pop(id(answer), None)
+        self._settings.forget(answer)
 
     def pass_seconds(self, answers: int) -> float:
         """As measured lately, or what is known of other numbers."""
@@ -174,23 +157,3 @@ class ModelDrafter(Drafter):
             return
         bucket = 1 << (answers - 1).bit_length()
         self._pass[bucket] = 0.9 * self._pass.get(bucket, seconds) + 0.1 * seconds
-
-
-def _rows(spans: Sequence[tuple[Answer, int, Sequence[int]]], *, draw: bool = False) -> Rows:
-    """Rows of (answer, position, tokens from there on) under the answers' own blocks; the last ones may draw."""
-    owners: list[int] = []
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    parents: list[int] = []
-    logit_rows: list[int] = []
-    for index, (answer, start, those) in enumerate(spans):
-        first = len(owners)
-        owners += [index] * len(those)
-        tokens += those
-        positions += range(start, start + len(those))
-        slots += [answer.slot(position) for position in range(start, start + len(those))]
-        parents += [-1, *range(first, first + len(those) - 1)]
-        if draw:
-            logit_rows.append(len(owners) - 1)
-    return Rows.of_columns((owners, tokens, positions, slots, parents), logit_rows, [a.blocks for a, _, _ in spans])

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from slipstream.errors import ModelFileError
-from slipstream.program import TENSOR_TYPES
+from slipstream.program import TENSOR_TYPES, TensorType
 from slipstream.weights.gguf import map_file
 from slipstream.weights.store import Checkpoint, StoredTensor
 
 MAX_HEADER = 100_000_000
 MAX_FILES = 1_000
+_TABLES = {"I64": TensorType("I64", 27, 1, 8), "BOOL": TensorType("BOOL", -1, 1, 1)}
+"""Types of tables (of tokens, say) beside the weights; no weight can be one."""
 
 
 def load_json(path: Path, data: bytes | None = None, field: str = "json") -> dict[str, Any]:
@@ -62,7 +64,7 @@ def _read_one(path: Path) -> dict[str, StoredTensor]:
         field = f"tensor {name[:80]!r}"
         if not isinstance(entry, dict):
             raise ModelFileError(path, field, "its entry is not an object")
-        kind = TENSOR_TYPES.get(str(entry.get("dtype")))
+        kind = TENSOR_TYPES.get(str(entry.get("dtype"))) or _TABLES.get(str(entry.get("dtype")))
         if kind is None or kind.block != 1:
             raise ModelFileError(path, field, f"dtype {str(entry.get('dtype'))[:40]!r} is not supported")
         shape, offsets = entry.get("shape"), entry.get("data_offsets")

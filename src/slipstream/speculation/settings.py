@@ -1,0 +1,66 @@
+"""How a neural drafter draws its tokens, and how sure it is of one."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.program.sampling import Draw, SamplingParams
+from slipstream.scheduling import Sequence as Answer
+
+CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+"""Probabilities at which classes of confidence begin, after the first."""
+PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.87, 0.95)
+
+
+def class_of(probability: float) -> int:
+    """The class of confidence of a token to which the drafter gives a probability."""
+    return bisect.bisect_right(CONFIDENCE, probability)
+
+
+class DraftSettings:
+    """An answer's sampling settings as its drafts are drawn with them.
+
+    `vocabulary` are the tokens that the drafter's head knows, ascending; None: all. With `coupled`, a draft for an
+    answer that is sampled takes the answer's own noise (Gumbel coupling): like distributions give like tokens. Without,
+    it is the likeliest token. Penalties and biases count for drafts as they do for the answer.
+    """
+
+    def __init__(self, vocabulary: npt.NDArray[np.int32] | None, *, coupled: bool = True):
+        self.coupled = coupled
+        self._vocabulary: list[int] | None = None if vocabulary is None else vocabulary.tolist()
+        self._params: dict[tuple[int, int], SamplingParams] = {}
+
+    def draw(self, answer: Answer, draft: list[int], likeliest: int = 0) -> Draw:
+        """How the token after a draft is drawn; with the `likeliest` tokens besides."""
+        draw = answer.draw_after(draft)
+        return replace(draw, params=self._params_of(answer, likeliest), adjust=self._known(draw.adjust))
+
+    def _params_of(self, answer: Answer, likeliest: int) -> SamplingParams:
+        params = self._params.get((id(answer), likeliest))
+        if params is None:
+            changes: dict[str, Any] = {
+                "logprobs": likeliest, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": ()
+            }  # fmt: skip
+            if not self.coupled:
+                changes["temperature"] = 0.0
+            params = self._params[id(answer), likeliest] = replace(answer.params, **changes)
+        return params
+
+    def _known(self, adjust: Sequence[tuple[int, float, float]]) -> Sequence[tuple[int, float, float]]:
+        """Adjustments by row of the head, of the tokens that it knows."""
+        ids = self._vocabulary
+        if ids is None or not adjust:
+            return adjust
+        places = [(bisect.bisect_left(ids, token), token, m, a) for token, m, a in adjust]
+        return [(at, m, a) for at, token, m, a in places if at < len(ids) and ids[at] == token]
+
+    def forget(self, answer: Answer) -> None:
+        """Forget an answer."""
+        for key in [key for key in self._params if key[0] == id(answer)]:
+            del self._params[key]
