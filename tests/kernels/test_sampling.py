@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.kernels.native import NativeBackend, NativeExecutable, _native
-from slipstream.kernels.reference.noise import gumbel, random_words
+from slipstream.program.noise import gumbel, random_words
 from slipstream.kernels.reference.sampling import draw, keep
 from slipstream.models.weights import ArrayWeights
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, Recorder, Row, Rows
@@ -159,7 +159,7 @@ def test_noise_differs_by_every_part_of_its_key() -> None:
 
 def test_known_philox_answers() -> None:
     """Known answers published with Random123 (kat_vectors)."""
-    from slipstream.kernels.reference.noise import philox
+    from slipstream.program.noise import philox
 
     zeros = philox(np.zeros((1, 4), np.uint32), (0, 0))[0]
     assert [f"{word:08x}" for word in zeros] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
+
 from slipstream.engine.flight import Flight
 from slipstream.engine.holdings import Holdings
 from slipstream.program import Draft
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Offer, Plan, Sequence
-from slipstream.speculation import Computed, Controller, ExactVerification, Verdict, Verification
+from slipstream.speculation import Computed, Controller, Drafter, ExactVerification, Verdict, Verification
 
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
@@ -63,6 +65,10 @@ class Drafting:
         drafts = self.controller.draft(plan)
         return drafts, time.perf_counter() - begun
 
+    def scratch(self, drafts: int) -> int:
+        """Slots beyond those of the drafts that making them may take."""
+        return max(self._neural.scratch(drafts) - drafts, 0) if drafts and self._neural is not None else 0
+
     def verify(self, flight: Flight, sequence: Sequence, draft: Draft, first: int, drawn: list[int]) -> Verdict:
         """Judge a draft, and move the accepted branch of a tree to where a chain would be."""
         assert flight.output is not None
@@ -73,6 +79,9 @@ class Drafting:
         self._holdings.move(
             [(sequence.slot(end + i), sequence.slot(end + k)) for k, i in enumerate(verdict.held) if i != k]
         )
+        if self._neural is not None:
+            leg = next(index for index, leg in enumerate(flight.spans) if leg.sequence is sequence)
+            self._neural.commit([self._computed(flight, leg, verdict.held)])
         return verdict
 
     def landed(self, sequence: Sequence, draft: Draft, accepted: int, *, ended: bool) -> int:
@@ -80,27 +89,40 @@ class Drafting:
         assert self.controller is not None
         return self.controller.landed(sequence, draft, accepted, ended=ended)
 
+    def computed(self, flight: Flight) -> None:
+        """Tell the drafter what a step has computed for good, drafts left out: those are judged one by one."""
+        if self._neural is not None:
+            going = [
+                self._computed(flight, index, ())
+                for index, (sequence, _, _, draft) in enumerate(flight.spans)
+                if draft is None and sequence.blocks and not sequence.ended
+            ]
+            self._neural.commit(going)
+
+    def _computed(self, flight: Flight, index: int, held: SequenceOf[int]) -> Computed:
+        """What a leg has computed that will stay: its rows, and the drafts that hold."""
+        assert self._neural is not None
+        assert flight.output is not None
+        sequence, start, rows, _ = flight.spans[index]
+        first = sum(leg.rows + len(leg.draft or ()) for leg in flight.spans[:index])
+        taps = None
+        if layers := self._neural.needs.taps:
+            places = [*range(first, first + rows), *(first + rows + i for i in held)]
+            taps = np.concatenate([flight.output.taps[f"layer.{layer}"][places] for layer in layers], axis=1)
+        return Computed(sequence, start, rows + len(held), taps)
+
     def step_landed(self, flight: Flight) -> None:
-        """All of a step's tokens are known: tell the drafter what was computed for good, and keep the pace."""
-        if self.controller is None:
-            return
-        if self.controller.neural is not None:
-            self.controller.commit(list(_computed(flight)))
-        if flight.drafts:
+        """All of a step's tokens are known: keep the pace."""
+        if self.controller is not None and flight.drafts:
             forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
             plain = forecast.plain * sum(flight.tokens) / decodes
             self.controller.pace.add(time.perf_counter() - flight.begun, plain, forecast.speedup)
+
+    @property
+    def _neural(self) -> Drafter | None:
+        return self.controller.neural if self.controller is not None else None
 
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         if self.controller is not None:
             self.controller.free(sequence)
-
-
-def _computed(flight: Flight) -> list[Computed]:
-    """What a step has computed that will stay, of sequences that go on."""
-    return [
-        Computed(sequence, start, sequence.computed - start if draft is not None else rows)
-        for sequence, start, rows, draft in flight.spans
-        if not sequence.ended and sequence.blocks
-    ]

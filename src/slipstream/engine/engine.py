@@ -51,6 +51,8 @@ class Engine:
         """
         self.model, self.planner = model, planner
         self.ahead = _core_to_spare(model) if ahead is None else ahead
+        if controller is not None and controller.neural is not None and controller.neural.needs.taps:
+            self.ahead = False  # a step's hidden states are taken before the next one runs
         self.limits = limits or Limits(model.max_rows)
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
@@ -268,6 +270,7 @@ class Engine:
         ran = time.perf_counter()
         unwanted = flight.unwanted()
         chunks: list[Chunk] = []
+        self._drafting.computed(flight)
         if (drawn := output.drawn) is not None:
             tokens = drawn.token.tolist()
             for first, sequence in zip(flight.firsts, flight.drawing, strict=True):
@@ -327,7 +330,7 @@ class Engine:
         timings = self._requests[sequence.request].timings
         if not sequence.blocks and timings.started is None:
             timings.started = time.perf_counter()
-        self._holdings.take(sequence, rows + drafts)
+        self._holdings.take(sequence, rows + drafts, self._drafting.scratch(drafts))
         timings.cached_tokens = max(timings.cached_tokens, sequence.cached)
 
     def _preempt(self, sequence: Sequence, *, save: bool) -> None:

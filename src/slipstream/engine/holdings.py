@@ -50,8 +50,11 @@ class Holdings:
         """Tokens of a sequence without blocks that the prefix cache knows."""
         return self.prefix.peek(sequence.namespace, sequence.tokens) if self.prefix is not None else 0
 
-    def take(self, sequence: Sequence, rows: int) -> None:
-        """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows."""
+    def take(self, sequence: Sequence, rows: int, scratch: int = 0) -> None:
+        """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows.
+
+        Where there are blocks to spare, it gets room for `scratch` tokens besides.
+        """
         if sequence.saved:
             self._restore(sequence)
         elif not sequence.blocks and self.prefix is not None:
@@ -62,6 +65,8 @@ class Holdings:
             if self._drafter is not None and sequence.node is not None:
                 sequence.drafted = sequence.node.drafted(self._drafter.state) * BLOCK_SLOTS
         sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
+        if scratch and (more := blocks_needed(sequence, sequence.computed + rows + scratch)) <= self.pool.free:
+            sequence.blocks.extend(self.pool.take(more))
 
     def release(self, sequence: Sequence) -> None:
         """Take everything away from a sequence."""

@@ -23,7 +23,7 @@ from slipstream.speculation.acceptance import (
     Acceptance,
     survival,
 )
-from slipstream.speculation.drafter import Ask, Computed, Drafter
+from slipstream.speculation.drafter import Ask, Drafter
 from slipstream.speculation.statistics import Counts, Pace
 
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512
@@ -182,11 +182,6 @@ class Controller:
         track.resume = answer.generated + track.pause
         track.pause = min(2 * track.pause, LONGEST_PAUSE)
         track.trial = True
-
-    def commit(self, computed: Sequence[Computed]) -> None:
-        """Tell the drafters what the target has computed for good."""
-        for drafter in self.drafters:
-            drafter.commit(computed)
 
     def free(self, answer: Answer) -> None:
         """Forget an answer that has ended."""

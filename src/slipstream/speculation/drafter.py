@@ -88,6 +88,10 @@ class Drafter(ABC):
     def free(self, answer: Answer) -> None:  # noqa: B027
         """Forget an answer that has ended, or learn from it."""
 
+    def scratch(self, drafts: int) -> int:
+        """Slots after the last known token that making so many drafts takes."""
+        return drafts
+
     def settle(self, answer: Answer) -> None:  # noqa: B027
         """An answer's blocks are about to be copied for another one: bring the state in them up to date."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.kernels import Executable
 from slipstream.kernels.backend import StepOutput
-from slipstream.program import Draft
+from slipstream.program import BLOCK_SLOTS, Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import DrawColumns
 from slipstream.scheduling import Sequence as Answer
@@ -87,6 +87,10 @@ class Eagle3Drafter(TappedDrafter):
     def prior(self, draft_class: int) -> float:
         """From the probability that the drafter gives its token; in a tree, from the node's rank."""
         return 0.5 * 0.8**draft_class if self.tree is not None else PRIORS[draft_class]
+
+    def scratch(self, drafts: int) -> int:
+        """A tree runs more nodes than are verified."""
+        return drafts if self.tree is None else max(drafts, self.tree.depth * self.tree.branches)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A chain or a tree for each answer."""
@@ -165,7 +169,7 @@ class Eagle3Drafter(TappedDrafter):
         self._children(tree, output, 0, ROOT, 0.0)
         tree.frontier = list(range(len(tree.tokens)))
         fed = [output.taps[HIDDEN][0]] * len(tree.frontier)
-        room = len(answer.blocks) * 32 - len(answer.tokens)
+        room = len(answer.blocks) * BLOCK_SLOTS - len(answer.tokens)
         for _ in range(shape.depth):
             if len(tree.run) + len(tree.frontier) > min(room, self._max_rows):
                 break

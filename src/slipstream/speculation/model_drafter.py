@@ -84,6 +84,7 @@ class ModelDrafter(Drafter):
     def _catch_up(self, answer: Answer, most: int) -> bool:
         """Compute what the drafter has not seen of an answer but its last token; False if it takes another turn."""
         last = len(answer.tokens) - 1
+        answer.drafted = min(answer.drafted, last)  # the last token is run again, to draw from
         count = min(last - answer.drafted, most)
         if count > 1:
             begun = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.kernels.reference.noise import gumbel, random_words
+from slipstream.program.noise import gumbel, random_words
 from slipstream.program.sampling import DrawColumns, Drawn
 
 Float32Array = npt.NDArray[np.float32]

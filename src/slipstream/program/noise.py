@@ -43,3 +43,14 @@ def gumbel(words: UInt32Array) -> npt.NDArray[np.float32]:
     """Standard Gumbel noise -log(-log(u)) from random bits, accurate where u is close to 1."""
     u = (words.astype(np.float64) + 0.5) * 2.0**-32
     return (-np.log(-np.log(u))).astype(np.float32)
+
+
+def gumbel_of(
+    seed: int, choice: int, position: int, stream: int, tokens: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """The noise of some tokens [n] only, as `gumbel(random_words(...))` has it for all."""
+    counter = np.empty((len(tokens), 4), np.uint32)
+    counter[:, 0] = tokens >> 2
+    counter[:, 1:] = position, choice, stream
+    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
+    return gumbel(words[np.arange(len(tokens)), tokens & 3])
