@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream.kernels.native import NativeBackend, NativeExecutable, _native
-from slipstream.program.noise import gumbel, random_words
 from slipstream.kernels.reference.sampling import draw, keep
 from slipstream.models.weights import ArrayWeights
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, Recorder, Row, Rows
+from slipstream.program.noise import gumbel, random_words
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 
 VOCABULARY = 300

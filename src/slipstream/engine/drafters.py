@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from slipstream.engine.model import Model, Progress
+from slipstream.engine.model import LoadOptions, Model, Progress, load_model
 from slipstream.errors import UsageError
+from slipstream.kernels import Executable
 from slipstream.kernels.native import NativeBackend, NativeExecutable
 from slipstream.kernels.native.packing import Quantization
-from slipstream.models import read_config, record_program
-from slipstream.models.weights import ModelWeights
+from slipstream.models import ModelConfig, read_config, record_program
+from slipstream.models.weights import ModelWeights, StoredRows, WeightSource
+from slipstream.program import Program, ShardPlan, WeightUse
 from slipstream.speculation import Controller, Drafter, ModelDrafter, SuffixDrafter
+from slipstream.speculation.card import fingerprint_of, read_card, warnings_for
+from slipstream.speculation.checkpoint import DrafterWeights, Family, family_of
+from slipstream.speculation.dspark import DSparkDrafter
+from slipstream.speculation.dspark_model import (
+    DSparkConfig,
+    dspark_weights,
+    read_dspark,
+    record_block,
+    record_context,
+)
+from slipstream.speculation.eagle3 import Eagle3Drafter, TreeShape
+from slipstream.speculation.eagle3_model import Eagle3Config, eagle3_weights, read_eagle3, record_eagle3
+from slipstream.speculation.markov import MarkovHeads
 from slipstream.speculation.reduced_head import first_tokens, with_reduced_head
+from slipstream.speculation.tapped import TappedDrafter
 from slipstream.text import Tokenizer, load_tokenizer
+from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.references import resolve
 
+log = logging.getLogger(__name__)
+
+TAPPED_FORMAT: Quantization = "int4"
 DRAFTER_FORMAT: Quantization = "int4-128"
 DRAFTED_TOKENS = 24 << 10
 """A draft model's weights, and the tokens of its head, the special ones besides: what a pass reads decides its price.
@@ -32,10 +56,17 @@ class Speculative:
 
     kind: str
     reference: str = ""
+    tree: TreeShape | None = None
 
     @classmethod
     def parse(cls, text: str) -> Speculative:
         """Raises UsageError for a value that cannot be one."""
+        text, _, tree = text.partition(",tree=")
+        if tree:
+            sizes = [int(size) if size.isdigit() else 0 for size in tree.split("x")]
+            if len(sizes) != 3 or not all(1 <= size <= 64 for size in sizes):
+                raise UsageError(f"a tree is TOKENSxDEPTHxBRANCHES, each from 1 to 64, not {tree!r}")
+            return replace(cls.parse(text), tree=TreeShape(*sizes))
         if text in ("auto", "off", "ngram", "suffix"):
             return cls(text)
         if text.startswith("draft:") and len(text) > len("draft:"):
@@ -43,22 +74,124 @@ class Speculative:
         if "/" in text or text.startswith("."):
             return cls("folder", text)
         raise UsageError(
-            f"--speculative is auto, off, ngram, suffix, draft:MODEL or a drafter's folder (with a /), not {text!r}"
+            "--speculative is auto, off, ngram, suffix, draft:MODEL or a drafter's folder (with a /), "
+            f"perhaps with ,tree=TOKENSxDEPTHxBRANCHES, not {text!r}"
         )
 
 
-def load_controller(wanted: Speculative, model: Model, progress: Progress | None = None) -> Controller | None:
-    """The drafters that were asked for; text that repeats is drafted from unless it says otherwise."""
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A drafter's folder, looked into: its family and config for one target."""
+
+    path: Path
+    checkpoint: Checkpoint
+    family: Family
+    config: Eagle3Config | DSparkConfig
+
+    @classmethod
+    def open(cls, path: Path, target: ModelConfig) -> Folder:
+        """Raises SlipstreamError for a folder that holds no drafter for such a target."""
+        checkpoint = open_checkpoint(path)
+        family = family_of(checkpoint)
+        read = read_eagle3 if family == "eagle3" else read_dspark
+        return cls(path, checkpoint, family, read(checkpoint, target.layers, target.hidden))
+
+
+def load_speculative(
+    reference: str, options: LoadOptions, wanted: Speculative, progress: Progress | None = None
+) -> tuple[Model, Controller | None]:
+    """A target and whatever drafts for it. Raises SlipstreamError with the reason."""
+    if wanted.kind != "folder":
+        model = load_model(reference, options, progress)
+        return model, _controller(wanted, model, progress)
+    target = open_checkpoint(resolve(reference, progress))
+    config = read_config(target)
+    folder = Folder.open(resolve(wanted.reference, progress), config)
+    card, fingerprint = read_card(folder.path), fingerprint_of(config, target)
+    for warning in warnings_for(card, fingerprint, wanted.reference):
+        log.warning("%s", warning)
+    model = load_model(reference, replace(options, taps=folder.config.taps), progress)
+    drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), tree=wanted.tree)
+    return model, Controller([SuffixDrafter(), drafter], card)
+
+
+def _controller(wanted: Speculative, model: Model, progress: Progress | None) -> Controller | None:
     match wanted.kind:
         case "off":
             return None
         case "ngram":
             return Controller([SuffixDrafter(learn=False)])
-        case "auto" | "suffix":
-            return Controller([SuffixDrafter()])
         case "draft":
             return Controller([SuffixDrafter(), load_model_drafter(wanted.reference, model, progress)])
-    raise UsageError(f"{wanted.reference} is no drafter")
+    return Controller([SuffixDrafter()])
+
+
+def load_tapped_drafter(
+    folder: Folder, target: Model, weights: WeightSource, *, coupled: bool = True, tree: TreeShape | None = None
+) -> TappedDrafter:
+    """EAGLE-3 or DSpark, in int4 on the native backend. The target must have been loaded with the drafter's taps."""
+    state = f"{folder.family} {folder.path.resolve()} {folder.checkpoint.files[0].stat().st_mtime_ns}"
+    kv_format, length, blocks = target.cache.groups[0].format, target.max_len, target.blocks + target.spare_blocks
+    config = folder.config
+    if isinstance(config, Eagle3Config):
+        eagle_weights, tokens = eagle3_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
+        first = record_eagle3(config, length, kv_format, state, from_taps=True)
+        over_taps = _compile(folder, first, eagle_weights, target)
+        over_hidden = over_taps.sibling(record_eagle3(config, length, kv_format, state, from_taps=False))
+        _set_vocabulary((over_taps, over_hidden), tokens)
+        return Eagle3Drafter(
+            config, over_taps, over_hidden, state, target.max_rows, blocks, tokens, coupled=coupled, tree=tree
+        )
+    if tree is not None:
+        raise UsageError("a DSpark drafter makes no trees")
+    dspark, tokens = dspark_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
+    block = _compile(folder, record_block(config, length, kv_format, state), dspark, target)
+    context = block.sibling(record_context(config, length, kv_format, state))
+    heads = MarkovHeads(config, folder.checkpoint, tokens)
+    return DSparkDrafter(config, context, block, heads, state, target.max_rows, coupled=coupled)
+
+
+class TargetWeights:
+    """A target's weights as a drafter asks for them: a tied head is the embedding."""
+
+    def __init__(self, config: ModelConfig, weights: WeightSource):
+        self._config, self._weights = config, weights
+
+    def _use(self, use: WeightUse) -> WeightUse:
+        return replace(use, name="embed.weight") if use.name == "head.weight" and self._config.tied_head else use
+
+    def stored(self, use: WeightUse, shard: ShardPlan) -> StoredRows | None:
+        """The weight as it lies in the file."""
+        return self._weights.stored(self._use(use), shard)
+
+    def float32(self, use: WeightUse, shard: ShardPlan) -> npt.NDArray[np.float32]:
+        """The weight's numbers."""
+        return self._weights.float32(self._use(use), shard)
+
+
+def _compile(folder: Folder, program: Program, weights: DrafterWeights, target: Model) -> Executable:
+    """Compile for the target's backend, sharing its threads and, where they are the target's, packed matrices."""
+    executable = target.executable
+    if not isinstance(executable, NativeExecutable):
+        from slipstream.kernels.reference import ReferenceBackend
+
+        return ReferenceBackend().compile(program, weights, target.blocks, target.spare_blocks)
+    shared = {}
+    for name in ("embed.weight", "head.weight"):
+        theirs = "embed.weight" if name == "head.weight" and target.config.tied_head else name
+        if name in program.weights and not weights.has(name):
+            shared[name] = executable.operands.matrices[theirs]
+    backend = NativeBackend(
+        executable.threads, target.max_rows, TAPPED_FORMAT, folder.checkpoint.files,
+        requantize=True, share=executable, matrices=shared,
+    )  # fmt: skip
+    return backend.compile(program, weights, target.blocks, target.spare_blocks)
+
+
+def _set_vocabulary(executables: Sequence[Executable], tokens: npt.NDArray[np.int32] | None) -> None:
+    for executable in executables:
+        if tokens is not None:
+            executable.set_vocabulary(tokens)
 
 
 def load_model_drafter(

@@ -93,6 +93,12 @@ class Executable(Protocol):
     def copy_slots(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy single slots of all layers, pairs [n, 2] of (from, to) in order. No step may be running."""
 
+    def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
+        """The head's rows stand for these tokens, ascending: draws are given by them, and take their noise.
+
+        Adjusted and allowed tokens are given by row all the same.
+        """
+
     def sibling(self, program: Program) -> Executable:
         """Another program over the same weights, cache and threads; the two never run at the same time."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream.kernels.backend import Float32Array, StepOutput
 from slipstream.program import Rows
 from slipstream.program.sampling import DrawColumns
@@ -15,6 +18,12 @@ class Immediate:
     def __init__(self) -> None:
         self._outcomes: deque[StepOutput] = deque()
         self._last = StepOutput()
+        self.ids: npt.NDArray[np.int32] | None = None
+        """Tokens that the head's rows stand for; None: their own numbers."""
+
+    def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
+        """The head's rows stand for these tokens, ascending."""
+        self.ids = tokens
 
     def step(
         self,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from slipstream.errors import ModelFileError
 from slipstream.models.config import ModelConfig
 from slipstream.models.names import locate
-from slipstream.program import ShardPlan, WeightUse
+from slipstream.program import TENSOR_TYPES, ShardPlan, WeightUse
 from slipstream.weights import Checkpoint, StoredTensor
 
 Float32Array = npt.NDArray[np.float32]
@@ -82,6 +82,9 @@ class ModelWeights:
         expected = list(use.shape)
         if use.shard != "none":
             expected[1 if use.shard == "in" and len(expected) == 2 else 0] *= size
+        if tensor.type.name not in TENSOR_TYPES:
+            problem = f"holds {tensor.type.name}, which no weight is stored as"
+            raise ModelFileError(self.checkpoint.files[0], f"tensor {tensor.name!r}", problem)
         found = (source.rows or tensor.shape[0], *tensor.shape[1:])
         if found != tuple(expected) or source.start + found[0] > tensor.shape[0]:
             raise ModelFileError(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from slipstream.errors import ModelFileError, UnsupportedModelError
 from slipstream.models.config import Fields
 from slipstream.models.weights import StoredRows, WeightSource
-from slipstream.program import ShardPlan, WeightUse
+from slipstream.program import TENSOR_TYPES, ShardPlan, WeightUse
 from slipstream.weights import Checkpoint
 
 Float32Array = npt.NDArray[np.float32]
@@ -85,6 +85,10 @@ class DrafterWeights:
     ):
         self._checkpoint, self._names, self._made, self._target = checkpoint, names, made or {}, target
 
+    def has(self, name: str) -> bool:
+        """Whether a weight is the drafter's own."""
+        return name in self._made or name in self._names
+
     def stored(self, use: WeightUse, shard: ShardPlan) -> StoredRows | None:
         """The weight as it lies in the file, or None if it is made."""
         if use.name in self._made:
@@ -94,8 +98,8 @@ class DrafterWeights:
         tensor = self._checkpoint.tensors.get(self._names[use.name])
         if tensor is None:
             raise ModelFileError(self._checkpoint.files[0], f"tensor {self._names[use.name]!r}", "is missing")
-        if tensor.shape != use.shape:
-            problem = f"has shape {list(tensor.shape)}, expected {list(use.shape)}"
+        if tensor.shape != use.shape or tensor.type.name not in TENSOR_TYPES:
+            problem = f"is {tensor.type.name} {list(tensor.shape)}, expected numbers {list(use.shape)}"
             raise ModelFileError(self._checkpoint.files[0], f"tensor {tensor.name!r}", problem)
         return StoredRows(tensor, np.arange(use.shape[0]), slice(0, use.shape[-1]))
 

@@ -23,6 +23,7 @@ from slipstream.speculation.acceptance import (
     Acceptance,
     survival,
 )
+from slipstream.speculation.card import Card
 from slipstream.speculation.drafter import Ask, Drafter
 from slipstream.speculation.statistics import Counts, Pace
 
@@ -35,6 +36,8 @@ who expects little never finds out.
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
 MOST_TAGS = 256
+ENOUGH_ROUNDS, FAR_UNDER = 200, 0.6
+"""Verifications after which a drafter is compared with its card, and the share of its promise that is too little."""
 POSITION_PRIOR = 0.6
 """Chance of a neural draft at each position before anything was seen."""
 
@@ -60,10 +63,11 @@ class _Known:
 
 
 class Controller:
-    """Drafting for all answers of an engine. The last of `drafters` that is neural takes part in every step."""
+    """Drafting for all answers of an engine; one of the drafters may be neural."""
 
-    def __init__(self, drafters: Sequence[Drafter]):
-        self.drafters = list(drafters)
+    def __init__(self, drafters: Sequence[Drafter], card: Card | None = None):
+        """`card` is what the neural drafter promises."""
+        self.drafters, self.card = list(drafters), card or Card()
         self.pace = Pace()
         self._tracks: dict[int, _Track] = {}
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
@@ -189,6 +193,22 @@ class Controller:
         self._ready.pop(id(answer), None)
         for drafter in self.drafters:
             drafter.free(answer)
+
+    def disappointed(self) -> str | None:
+        """A sentence if the neural drafter is far under what its card promised."""
+        if self.neural is None or self.card.tau <= 1.0:
+            return None
+        total = Counts()
+        for (name, _), counts in self.counts().items():
+            if name == self.neural.name:
+                total.merge(counts)
+        promised = 1.0 + (self.card.tau - 1.0) * FAR_UNDER
+        if total.rounds < ENOUGH_ROUNDS or total.tau >= promised:
+            return None
+        return (
+            f"the drafter's card promises {self.card.tau:.2f} tokens a verification, {total.rounds} verifications "
+            f"of this traffic brought {total.tau:.2f}: train it on this traffic, or leave it out"
+        )
 
     def counts(self) -> dict[tuple[str, str], Counts]:
         """What drafting brought since the start, by drafter and tag."""

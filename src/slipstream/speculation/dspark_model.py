@@ -6,7 +6,7 @@ sgl-project/SpecForge a6b6b02, vllm-project/speculators c05b95b and ff71b1e); th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from slipstream.errors import UnsupportedModelError
@@ -214,8 +214,7 @@ def dspark_cache(c: DSparkConfig, kv_format: KVFormat, state: str) -> CacheSpec:
 
 
 def record_context(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: str) -> Program:
-    """Hidden states of the target become keys and values of every layer at their positions; nothing else is computed.
-    """
+    """Hidden states of the target become keys and values of every layer at their positions; nothing else is computed."""
     p = Recorder(dspark_cache(c, kv_format, state))
     joined = p.linear(p.input(len(c.taps) * c.tap_width), "fc.weight", c.hidden)
     context = p.rmsnorm(joined, "hidden_norm.weight", c.norm_eps)
@@ -225,7 +224,7 @@ def record_context(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: st
 
 
 def record_block(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: str) -> Program:
-    """The anchor and its masks, over the context and over one another."""
+    """The anchor and its masks, over the context and one another. It has the context program's weights as well."""
     p = Recorder(dspark_cache(c, kv_format, state))
     x = p.embed(EMBEDDING, c.vocabulary, c.hidden)
     for layer in range(c.layers):
@@ -247,7 +246,8 @@ def record_block(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: str)
     normed = p.rmsnorm(x, "norm.weight", c.norm_eps)
     p.hand_out(normed, HIDDEN)
     p.logits(normed, "head.weight", c.draft_vocabulary)
-    return p.program()
+    block, context = p.program(), record_context(c, max_len, kv_format, state)
+    return replace(block, weights={**context.weights, **block.weights})
 
 
 def _keys_and_values(p: Recorder, c: DSparkConfig, layer: int, x: Value, max_len: int) -> tuple[int, int]:

@@ -98,7 +98,7 @@ class Compiler:
 
     def _norm(self, op: ops.RMSNorm) -> None:
         kinds = {type(self.program.ops[user]) for user in self.consumers[op.out]}
-        if kinds <= {ops.Linear, ops.Logits} or kinds == {ops.Rope}:
+        if (kinds <= {ops.Linear, ops.Logits} and op.heads == 1) or kinds == {ops.Rope}:
             self.norms[op.out] = op
             return
         add_index, residual = self._residual_add(op.out)

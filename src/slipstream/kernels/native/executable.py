@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -250,16 +250,18 @@ class NativeBackend:
         progress: Progress | None = None,
         requantize: bool = False,
         share: NativeExecutable | None = None,
+        matrices: Mapping[str, _native.Matrix] | None = None,
     ):
         """`files` are the weights' own, for the pack cache's key; without them nothing is cached.
 
         `progress` is called with packed bytes and their total. With `requantize`, weights that are quantised already
         are quantised anew. With `share` the threads are those of another executable, which never runs at the same time.
+        `matrices` are packed already, by the program's names.
         """
         self.threads = threads or default_threads()
         self.max_rows, self.quantization = max_rows, quantization
         self.files, self.progress = files, progress
-        self.requantize, self.share = requantize, share
+        self.requantize, self.share, self.matrices = requantize, share, matrices or {}
 
     def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> NativeExecutable:
         """Load the weights and set up a cache of `blocks` blocks, and `spare` ones after them for copies only."""
@@ -268,9 +270,9 @@ class NativeBackend:
         packings = [
             plan(use, weights, program.shard, self.quantization, self.requantize)
             for use in program.weights.values()
-            if use.role != "vector"
+            if use.role != "vector" and use.name not in self.matrices
         ]
-        matrices = self._matrices(packings, weights, program)
+        matrices = {**self.matrices, **self._matrices(packings, weights, program)}
         vectors = {
             use.name: weights.float32(use, program.shard) for use in program.weights.values() if use.role == "vector"
         }

@@ -97,7 +97,7 @@ class ReferenceExecutable(Immediate):
                     scores = self._logits(op, values[op.x][rows.logit_rows])
                 case ops.Sample():
                     if draws is not None and scores is not None:
-                        drawn = draw(scores, draws)
+                        drawn = draw(scores, draws, self.ids)
                 case _:
                     values[op.out] = self._compute(op, values, rows)
         return StepOutput(drawn, scores if logits else None, taps)

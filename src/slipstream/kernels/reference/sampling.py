@@ -41,8 +41,8 @@ def keep(scaled: Float32Array, top_k: int, top_p: float, min_p: float) -> npt.ND
     return mask
 
 
-def draw(logits: Float32Array, draws: DrawColumns) -> Drawn:
-    """Tokens and log-probabilities for logits [rows, vocabulary]."""
+def draw(logits: Float32Array, draws: DrawColumns, ids: npt.NDArray[np.int32] | None = None) -> Drawn:
+    """Tokens and log-probabilities for logits [rows, vocabulary], or [rows, ids] of some tokens only."""
     rows, vocabulary = logits.shape
     out = Drawn.empty(draws)
     out.tokens.fill(-1)
@@ -54,7 +54,10 @@ def draw(logits: Float32Array, draws: DrawColumns) -> Drawn:
         if temperature > 0:
             scores = scores / temperature
             mask = keep(scores, top_k, float(top_p), float(min_p))
-            words = random_words(int(draws.seed[row]), choice, position, stream, vocabulary)
+            words = random_words(
+                int(draws.seed[row]), choice, position, stream, int(ids[-1]) + 1 if ids is not None else vocabulary
+            )
+            words = words if ids is None else words[ids]
             scores = np.where(mask, scores + gumbel(words), np.float32(-np.inf))
         out.tokens[row, 0] = scores.argmax()
         if wanted >= 0:
@@ -64,4 +67,6 @@ def draw(logits: Float32Array, draws: DrawColumns) -> Drawn:
             out.tokens[row, 1 : 1 + len(best)] = best
             shown = np.append(out.tokens[row, 0], best)
             out.logprobs[row, : len(shown)] = raw[shown] - log_sum
+    if ids is not None:
+        out.tokens[:] = np.where(out.tokens >= 0, ids[out.tokens], -1)
     return out

@@ -111,7 +111,7 @@ class TorchExecutable(Immediate):
                     pass
                 case _:
                     values[op.out] = self._compute(op, values, rows, contexts)
-        drawn = draw(scores, draws) if draws is not None and scores is not None else None
+        drawn = draw(scores, draws, self.ids) if draws is not None and scores is not None else None
         return StepOutput(drawn, scores if logits else None, taps)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
