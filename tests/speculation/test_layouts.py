@@ -56,7 +56,8 @@ class Upstream:
     @classmethod
     def load(cls, case: dict[str, Any], folder: Path) -> Upstream:
         checkpoints.write(case, folder)
-        stored = np.load(UPSTREAM / ("eagle3.npz" if "tap_width" in case["facts"] else "dspark.npz"), allow_pickle=False)
+        family = "eagle3" if "tap_width" in case["facts"] else "dspark"
+        stored = np.load(UPSTREAM / f"{family}.npz", allow_pickle=False)
         prefix = f"{case['name']}/"
         outputs = {key.removeprefix(prefix): stored[key] for key in stored.files if key.startswith(prefix)}
         return cls(case, open_checkpoint(folder), checkpoints.inputs(case), outputs)

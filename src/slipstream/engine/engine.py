@@ -51,8 +51,6 @@ class Engine:
         """
         self.model, self.planner = model, planner
         self.ahead = _core_to_spare(model) if ahead is None else ahead
-        if controller is not None and controller.neural is not None and controller.neural.needs.taps:
-            self.ahead = False  # a step's hidden states are taken before the next one runs
         self.limits = limits or Limits(model.max_rows)
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
@@ -379,7 +377,9 @@ class Engine:
 
 def _core_to_spare(model: Model) -> bool:
     executable = model.executable
-    return isinstance(executable, NativeExecutable) and executable.threads < usable_cores()
+    if not isinstance(executable, NativeExecutable) or executable.program.taps:
+        return False  # a step's hidden states are taken before the next one runs
+    return executable.threads < usable_cores()
 
 
 def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogprob, ...]:

@@ -214,7 +214,7 @@ def dspark_cache(c: DSparkConfig, kv_format: KVFormat, state: str) -> CacheSpec:
 
 
 def record_context(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: str) -> Program:
-    """Hidden states of the target become keys and values of every layer at their positions; nothing else is computed."""
+    """Hidden states of the target become keys and values of every layer at their positions, and that is all."""
     p = Recorder(dspark_cache(c, kv_format, state))
     joined = p.linear(p.input(len(c.taps) * c.tap_width), "fc.weight", c.hidden)
     context = p.rmsnorm(joined, "hidden_norm.weight", c.norm_eps)

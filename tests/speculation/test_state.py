@@ -1,0 +1,145 @@
+"""Drafters' state is a function of an answer's tokens: prefix hits, preemption, forks and cancellation change nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, Model
+from slipstream.engine.drafters import Speculative, load_speculative
+from slipstream.program import Draft
+from slipstream.speculation import Ask, Controller, Drafter
+from slipstream.speculation.eagle3 import TreeShape
+from tests.engine.test_jitter import Said
+from tests.speculation.folders import dspark_folder, eagle3_folder
+from tests.speculation.scripted import FREE
+from tests.speculation.test_identity import answers, forgetful, requests_of
+
+OPTIONS = LoadOptions(max_rows=64, threads=1)
+SLOW = replace(FREE, pace=1000.0)
+"""Steps beside which a drafter's passes cost nothing."""
+
+Seen = dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]]
+
+
+def loaded(family: str, target: Path, folder: Path, spare: int = 0) -> tuple[Model, Drafter]:
+    """The tiny target with a random drafter of a family."""
+    make = dspark_folder if family == "dspark" else eagle3_folder
+    tree = TreeShape(12, 3, 3) if family == "eagle3-tree" else None
+    wanted = Speculative("folder", str(make(folder)), tree)
+    model, controller = load_speculative(str(target), replace(OPTIONS, spare_bytes=spare), wanted)
+    assert controller is not None
+    assert controller.neural is not None
+    return model, controller.neural
+
+
+def watch(drafter: Drafter, seen: Seen) -> None:
+    """Note every draft by the tokens and the noise it was made for; drafts are long whatever they promise."""
+    propose = drafter.propose
+
+    def watched(asks: Sequence[Ask]) -> list[Draft | None]:
+        asks = [ask._replace(price=0.0, chance=lambda draft_class: 1.0) for ask in asks]
+        drafts = propose(asks)
+        for ask, draft in zip(asks, drafts, strict=True):
+            if draft is not None:
+                key = (tuple(ask.answer.tokens), hash((ask.answer.seed, ask.answer.choice)))
+                seen.setdefault(key, []).append(draft.tokens)
+        return drafts
+
+    drafter.propose = watched  # type: ignore[method-assign]
+
+
+class Eager(Controller):
+    """Asks for drafts at every step, however bad they have been."""
+
+    def _pause(self, answer: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3-tree", "dspark"])
+def test_state_follows_the_blocks(family: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    model, drafter = loaded(family, tiny_gguf, tmp_path, spare=1 << 20)
+    drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
+    rng = random.Random(7)
+    wanted = [(prompt, replace(params, n=rng.choice([1, 2]))) for prompt, params in requests_of(rng, 12, 50)]
+    plain = answers(Engine(model, prefix_cache=False), wanted)
+    alone: Seen = {}
+    watch(drafter, alone)
+    calm = Engine(model, SLOW, prefix_cache=False, controller=Eager([drafter]))
+    assert answers(calm, wanted) == plain
+    among: Seen = {}
+    watch(drafter, among)
+    small = replace(model, blocks=14)
+    engine = Engine(small, replace(SLOW, copy=rng.choice([0.0, 1.0])), forgetful(rng), controller=Eager([drafter]))  # type: ignore[arg-type]
+    for _ in range(4):
+        cancelled = engine.add(*wanted[0])
+        engine.step()
+        engine.cancel(cancelled)
+        assert answers(engine, wanted, rng) == plain
+    assert engine.preemptions > 10
+    assert engine.prefix is not None
+    assert engine.prefix.stats.hits > 100
+    both = alone.keys() & among.keys()
+    assert len(both) > 200
+    for key in both:
+        for tokens in among[key]:
+            shorter = min(len(tokens), len(alone[key][0]))
+            if family == "eagle3-tree":  # a smaller tree is not the beginning of a larger one
+                if len(tokens) == len(alone[key][0]):
+                    assert tokens == alone[key][0]
+            else:
+                assert tokens[:shorter] == alone[key][0][:shorter]
+
+
+def test_drafts_after_a_prefix_hit(tiny_gguf: Path, tmp_path: Path) -> None:
+    """The first draft after a prompt that came from the cache is the one without a cache: no hole, no replay."""
+    for family in ("eagle3", "dspark"):
+        model, drafter = loaded(family, tiny_gguf, tmp_path / family)
+        seen: Seen = {}
+        watch(drafter, seen)
+        prompt = [random.Random(5).randrange(256) for _ in range(100)]
+        params = requests_of(random.Random(1), 1)[0][1]
+        params = replace(params, max_tokens=12, n=1, ignore_eos=True, temperature=0.0, seed=3)
+        engine = Engine(model, SLOW, controller=Eager([drafter]))
+        said: list[dict[int, Said]] = []
+        for _ in range(3):
+            said += answers(engine, [(prompt, params)])
+        assert said[0] == said[1] == said[2]
+        assert engine.prefix is not None
+        assert engine.prefix.stats.hits == 2 * 96
+        repeated = [drafts for drafts in seen.values() if len(drafts) == 3]
+        assert len(repeated) >= 2
+        assert all(drafts[0] == drafts[1] == drafts[2] for drafts in repeated)
+
+
+def test_random_weights_switch_themselves_off(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Drafts of random weights never pay: after a few trials almost all steps are plain."""
+    for family in ("eagle3", "eagle3-tree", "dspark"):
+        model, drafter = loaded(family, tiny_gguf, tmp_path / family)
+        cost = replace(FREE, pace=0.1)  # steps of 0.1 ms: passes are dear
+        params = replace(requests_of(random.Random(1), 1)[0][1], max_tokens=400, n=1, ignore_eos=True, temperature=1.0)
+        engine = Engine(model, cost, controller=Controller([drafter]))
+        number = engine.add([1, 2, 3], params)
+        rounds: list[int] = []
+        for chunk in engine.run(number):
+            rounds += [engine.timings[number].drafts.rounds] * len(chunk.token_ids)
+        assert rounds[-1] <= 12
+        assert rounds[-1] - rounds[len(rounds) // 2] <= 3
+
+
+def test_another_drafter_never_reads_the_blocks_of_the_last(tiny_gguf: Path, tmp_path: Path) -> None:
+    model, first = loaded("eagle3", tiny_gguf, tmp_path / "a")
+    prompt = [3] * 70
+    params = replace(requests_of(random.Random(1), 1)[0][1], max_tokens=8, n=1, ignore_eos=True)
+    engine = Engine(model, SLOW, controller=Eager([first]))
+    answers(engine, [(prompt, params)])
+    assert engine.prefix is not None
+    node = engine.prefix.find(replace(model.namespace, salt="/"), prompt, 2)
+    assert node is not None
+    assert node.drafted(first.state) == 2
+    assert node.drafted("another") == 0
