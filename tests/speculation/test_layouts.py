@@ -25,7 +25,7 @@ from slipstream.speculation import Ask, Computed
 from slipstream.speculation.checkpoint import EMBEDDING, family_of
 from slipstream.speculation.dspark import DSparkDrafter
 from slipstream.speculation.dspark_model import dspark_weights, read_dspark, record_block, record_context
-from slipstream.speculation.eagle3 import Eagle3Drafter, TreeShape
+from slipstream.speculation.eagle3 import Eagle3Drafter
 from slipstream.speculation.eagle3_model import (
     HIDDEN,
     Eagle3Config,
@@ -33,6 +33,7 @@ from slipstream.speculation.eagle3_model import (
     read_eagle3,
     record_eagle3,
 )
+from slipstream.speculation.eagle3_tree import Eagle3TreeDrafter, TreeShape
 from slipstream.speculation.markov import MarkovHeads
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -157,7 +158,8 @@ def eagle3_drafter(up: Upstream, tree: TreeShape | None = None) -> Eagle3Drafter
     for executable in (over_taps, over_hidden):
         if tokens is not None:
             executable.set_vocabulary(tokens)
-    return Eagle3Drafter(c, over_taps, over_hidden, "test", 64, BLOCKS, tokens, tree=tree)
+    parts = (c, over_taps, over_hidden, "test", 64, BLOCKS, tokens)
+    return Eagle3Drafter(*parts) if tree is None else Eagle3TreeDrafter(*parts, tree)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "specforge-fc_norm-norm_output", "speculators-norm_before_fc"])

@@ -14,7 +14,7 @@ from slipstream.engine import Engine, LoadOptions, Model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.program import Draft
 from slipstream.speculation import Ask, Controller, Drafter
-from slipstream.speculation.eagle3 import TreeShape
+from slipstream.speculation.eagle3_tree import TreeShape
 from tests.engine.test_jitter import Said
 from tests.speculation.folders import dspark_folder, eagle3_folder
 from tests.speculation.scripted import FREE

@@ -12,16 +12,18 @@ import typer
 from slipstream.cli.generate import summary
 from slipstream.cli.options import (
     Backend,
+    Drafted,
     JsonOption,
     KvCacheDtype,
     MaxModelLen,
     ModelArgument,
     Quantization,
+    Speculation,
     Threads,
+    Verify,
     load_options,
-    open_model,
+    open_drafted,
 )
-from slipstream.engine import Engine, Model
 from slipstream.engine.ceiling import Ceiling, measure_ceiling
 from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
@@ -42,12 +44,15 @@ def chat(
     quantization: Quantization = "none",
     threads: Threads = None,
     backend: Backend = "native",
+    speculative: Speculation = "auto",
+    verify: Verify = "exact",
 ) -> None:
     """Talk to a model. With --json, every answer is one line of JSON."""
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
-    loaded = open_model(model, load_options(max_model_len, kv_cache_dtype, quantization, threads, backend))
-    ceiling = measure_ceiling(loaded)
-    talk = Conversation(loaded, params, system, ceiling, json_output)
+    options = load_options(max_model_len, kv_cache_dtype, quantization, threads, backend)
+    drafted = open_drafted(model, options, speculative, verify)
+    ceiling = measure_ceiling(drafted.model)
+    talk = Conversation(drafted, params, system, ceiling, json_output)
     if sys.stdin.isatty():
         print(f"{model} on {ceiling.isa if ceiling else backend}. {HELP}", file=sys.stderr)
     while (line := _read_line()) is not None:
@@ -77,14 +82,14 @@ class Conversation:
 
     def __init__(
         self,
-        model: Model,
+        drafted: Drafted,
         params: SamplingParams,
         system: str | None,
         ceiling: Ceiling | None,
         json_output: bool,
     ):
-        self.model, self.params, self.ceiling, self.json_output = model, params, ceiling, json_output
-        self.engine = Engine(model)
+        self.model, self.params, self.ceiling, self.json_output = drafted.model, params, ceiling, json_output
+        self.engine = drafted.engine()
         self.start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self.start)
 

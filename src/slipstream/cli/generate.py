@@ -17,9 +17,11 @@ from slipstream.cli.options import (
     MaxModelLen,
     ModelArgument,
     Quantization,
+    Speculation,
     Threads,
+    Verify,
     load_options,
-    open_model,
+    open_drafted,
     progress_bar,
 )
 from slipstream.engine import Chunk, Engine, LoadOptions, Model, Timings
@@ -29,7 +31,7 @@ from slipstream.program.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.foresight import Foresight
-    from slipstream.roofline.cost import CostModel
+    from slipstream.speculation import Controller
 
 
 def parse_logit_bias(entries: list[str]) -> dict[int, float]:
@@ -75,6 +77,8 @@ def generate(
     quantization: Quantization = "none",
     threads: Threads = None,
     backend: Backend = "native",
+    speculative: Speculation = "auto",
+    verify: Verify = "exact",
 ) -> None:
     """Write an answer, then say how fast, and how near the memory-bandwidth ceiling."""
     params = SamplingParams(
@@ -98,9 +102,10 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     foresight = _foresee(model, options, len(text) // 4 + max_tokens // 2) if explain else None
     started = time.perf_counter()
-    loaded = open_model(model, options)
+    drafted = open_drafted(model, options, speculative, verify, quick=not explain)
+    loaded = drafted.model
     load_seconds = time.perf_counter() - started
-    engine = Engine(loaded, _cost(loaded) if explain else None)
+    engine = drafted.engine()
     number = engine.add(_tokens(loaded, text, chat, system), params)
     chunks = engine.run(number)
     answers = _collect(chunks, n) if json_output else _show(chunks, n)
@@ -111,12 +116,15 @@ def generate(
             "model": model,
             **(answers[0] if n == 1 else {"choices": answers}),
             "timings": _timings(timings, load_seconds, ceiling),
+            "speculation": speculation_report(timings, engine.controller),
         }
         if foresight is not None:
             report["explain"] = _compared(foresight, timings, engine, number)
         print(json.dumps(report, ensure_ascii=False))
         return
     print(f"\n{summary(timings, ceiling)}", file=sys.stderr)
+    if timings.drafts.rounds:
+        print(drafts_line(timings, engine.controller), file=sys.stderr)
     if foresight is not None:
         compared = _compared(foresight, timings, engine, number)
         print(
@@ -138,6 +146,38 @@ def summary(timings: Timings, ceiling: Ceiling | None) -> str:
     )
 
 
+def speculation_report(timings: Timings, controller: Controller | None) -> dict[str, Any]:
+    """What drafting brought an answer, as --json prints it."""
+    drafts = timings.drafts
+    report: dict[str, Any] = {
+        "verifications": drafts.rounds,
+        "drafted_tokens": drafts.drafted,
+        "accepted_tokens": drafts.accepted,
+        "tau": drafts.tau,
+        "tau_without_bonus": drafts.tau - 1.0,
+        "acceptance_by_position": drafts.conditional(),
+    }
+    if controller is not None and controller.pace.steps:
+        report |= {
+            "speedup_predicted": controller.pace.predicted_speedup,
+            "speedup_measured": controller.pace.measured_speedup,
+        }
+    return report
+
+
+def drafts_line(timings: Timings, controller: Controller | None) -> str:
+    """One line: how many drafts held, and what that brought."""
+    drafts = timings.drafts
+    line = (
+        f"drafts: {drafts.accepted} of {drafts.drafted} tokens held, {drafts.tau:.2f} tokens a verification "
+        f"({drafts.rounds} of them)"
+    )
+    if controller is None or not controller.pace.steps:
+        return line
+    pace = controller.pace
+    return f"{line}; those steps ran {pace.measured_speedup:.2f} times as fast ({pace.predicted_speedup:.2f} expected)"
+
+
 def _foresee(model: str, options: LoadOptions, context: int) -> Foresight:
     """Memory, speed and bottleneck, printed before any weight is loaded."""
     from slipstream.engine.foresight import foresee
@@ -148,13 +188,6 @@ def _foresee(model: str, options: LoadOptions, context: int) -> Foresight:
     for line in foresight.lines():
         print(line, file=sys.stderr)
     return foresight
-
-
-def _cost(model: Model) -> CostModel:
-    from slipstream.engine.cost import cost_model
-
-    with progress_bar() as bar:
-        return cost_model(model, lambda i, n: bar("fitting the cost model", i, n))
 
 
 def _compared(foresight: Foresight, timings: Timings, engine: Engine, number: int) -> dict[str, Any]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.engine import LoadOptions, Model, load_model
+from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.errors import UsageError
 from slipstream.program import KVFormat
+
+if TYPE_CHECKING:
+    from slipstream.roofline.cost import CostModel
+    from slipstream.speculation import Controller, Verification
+    from slipstream.speculation.settings import Drawing
 
 ModelArgument = Annotated[
     str,
@@ -28,6 +34,17 @@ KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="bf16 or int
 Quantization = Annotated[str, typer.Option("--quantization", help="For models in floats: none, int8 or int4.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Default: all cores this process may use.")]
 Backend = Annotated[str, typer.Option("--backend", help="native, reference or torch.")]
+
+Speculation = Annotated[
+    str,
+    typer.Option(
+        "--speculative",
+        help="Drafts: auto, off, ngram, suffix, draft:MODEL, or a drafter's folder. They never change an answer.",
+    ),
+]
+Verify = Annotated[
+    str, typer.Option("--verify", help="exact: as plain decoding; rejection: equal in distribution only.")
+]
 
 
 def load_options(
@@ -94,6 +111,37 @@ def open_model(reference: str, options: LoadOptions) -> Model:
     """Load a model, showing progress on a terminal."""
     with progress_bar() as bar:
         return load_model(reference, options, bar)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A model with what drafts for it, what its steps cost, and the rule by which drafts hold."""
+
+    model: Model
+    controller: Controller | None
+    cost: CostModel | None
+    verification: Verification
+
+    def engine(self) -> Engine:
+        """An engine that drafts where it pays."""
+        return Engine(self.model, self.cost, controller=self.controller, verification=self.verification)
+
+
+def open_drafted(reference: str, options: LoadOptions, speculative: str, verify: str, *, quick: bool = True) -> Drafted:
+    """Load a model and its drafter, showing progress on a terminal. `quick`: the cost model is for one user."""
+    from slipstream.engine.cost import cost_model
+    from slipstream.engine.drafters import Speculative, load_speculative, verification_of
+
+    wanted, verification = Speculative.parse(speculative), verification_of(verify)
+    if options.backend != "native" and wanted.kind in ("auto", "off"):
+        return Drafted(open_model(reference, options), None, None, verification)
+    with progress_bar() as bar:
+        drawing: Drawing = "own" if verification.wants_logits else "coupled"
+        model, controller = load_speculative(reference, options, wanted, bar, drawing)
+        cost = None
+        if controller is not None or not quick:
+            cost = cost_model(model, lambda i, n: bar("fitting the cost model", i, n), quick=quick)
+    return Drafted(model, controller, cost, verification)
 
 
 def table(title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,8 @@ LONG_STEP = 0.25
 BUDGET = 3.0
 """Seconds after which no further turn over the steps begins; the first turn is always run."""
 MOST_TURNS = 7
+QUICK_ROWS, QUICK_BUDGET = (1, 2, 4, 8, 16), 0.15
+"""Rows and seconds of a fit for one user, who waits for it: enough to say what a few more rows cost."""
 COPIED = 32
 """Blocks that are copied to see how long that takes."""
 
@@ -75,10 +77,16 @@ def observe(model: Model, rows: Rows) -> Observation:
     return Observation(StepShape.of(rows, model.cache), body, head, attention, max(wall - body - head - attention, 0.0))
 
 
-def probing_steps(model: Model) -> list[Rows]:
+def probing_steps(model: Model, quick: bool = False) -> list[Rows]:
     """The steps a fit is made of, small ones first."""
     longest = model.max_len - 2
     contexts = sorted({min(c, longest) for c in (32, longest // 4, longest // 2)})
+    if quick:
+        chunks = [chunk_step(model, n, contexts[0]) for n in QUICK_ROWS if n <= min(model.max_rows, longest // 2)]
+        return [
+            *(replace(rows, logit_rows=np.arange(len(rows), dtype=np.int32)) for rows in chunks),
+            decode_step(model, 1, contexts[-1]),
+        ]
     counts = [n for n in ROWS if n <= model.max_rows]
     steps = []
     for count in counts:
@@ -95,11 +103,11 @@ def commit(model: Model, steps: Sequence[Rows]) -> None:
     model.executable.touch_blocks(np.unique(np.concatenate([rows.block_tables.ravel() for rows in steps])))
 
 
-def fit_cost(model: Model, progress: Progress | None = None) -> CostModel:
+def fit_cost(model: Model, progress: Progress | None = None, *, quick: bool = False) -> CostModel:
     """Probe an idle model (its cache is written over) and fit. Raises UsageError for a backend without accounts."""
     if not isinstance(model.executable, NativeExecutable):
         raise UsageError("only the native backend keeps the accounts that a cost model is fitted to")
-    steps = probing_steps(model)
+    steps, budget = probing_steps(model, quick), QUICK_BUDGET if quick else BUDGET
     commit(model, steps)
     observe(model, steps[0])
     observations: list[Observation] = []
@@ -107,15 +115,15 @@ def fit_cost(model: Model, progress: Progress | None = None) -> CostModel:
     begun = time.perf_counter()
     for turn in range(MOST_TURNS):
         for rows in steps:
-            if len(rows) >= too_long or (turn and time.perf_counter() - begun > BUDGET):
+            if len(rows) >= too_long or (turn and time.perf_counter() - begun > budget):
                 continue
             seen = observe(model, rows)
             observations.append(seen)
             if seen.seconds > LONG_STEP:
                 too_long = len(rows)
             if progress:
-                progress(round(100 * min(time.perf_counter() - begun, BUDGET)), round(100 * BUDGET))
-    return fit(observations, _copy_seconds(model))
+                progress(round(100 * min(time.perf_counter() - begun, budget)), round(100 * budget))
+    return fit(observations, 0.0 if quick else _copy_seconds(model))
 
 
 def _copy_seconds(model: Model) -> float:
@@ -132,7 +140,7 @@ def _copy_seconds(model: Model) -> float:
     return float(np.median(seconds)) / (count * model.cache.bytes_per_block)
 
 
-def _file(model: Model) -> Path:
+def _file(model: Model, quick: bool) -> Path:
     executable = model.executable
     assert isinstance(executable, NativeExecutable)
     key = (
@@ -146,17 +154,25 @@ def _file(model: Model) -> Path:
         min(model.max_len, 1 << 15),
         model.max_rows,
     )
-    return cache_folder() / "cost" / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.json"
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:24]
+    return cache_folder() / "cost" / f"{name}{'-quick' if quick else ''}.json"
 
 
-def cost_model(model: Model, progress: Progress | None = None, *, fresh: bool = False) -> CostModel:
-    """The kept cost model of this model on this machine, or a new fit, which is kept. The model must be idle."""
+def cost_model(
+    model: Model, progress: Progress | None = None, *, fresh: bool = False, quick: bool = False
+) -> CostModel:
+    """The kept cost model of this model on this machine, or a new fit, which is kept. The model must be idle.
+
+    A `quick` fit takes a tenth of a second and says what a few rows of one user cost; a whole one is better and serves
+    as well.
+    """
     if not isinstance(model.executable, NativeExecutable):
         return fit_cost(model)
-    path = _file(model)
-    if not fresh and (kept := _load(path)) is not None:
-        return kept
-    cost = fit_cost(model, progress)
+    path = _file(model, quick)
+    for kept in (_file(model, False), path):
+        if not fresh and (cost := _load(kept)) is not None:
+            return cost
+    cost = fit_cost(model, progress, quick=quick)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

@@ -18,7 +18,14 @@ from slipstream.kernels.native.packing import Quantization
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights, StoredRows, WeightSource
 from slipstream.program import Program, ShardPlan, WeightUse
-from slipstream.speculation import Controller, Drafter, ModelDrafter, SuffixDrafter
+from slipstream.speculation import (
+    Controller,
+    Drafter,
+    ExactVerification,
+    ModelDrafter,
+    SuffixDrafter,
+    Verification,
+)
 from slipstream.speculation.card import fingerprint_of, read_card, warnings_for
 from slipstream.speculation.checkpoint import DrafterWeights, Family, family_of
 from slipstream.speculation.dspark import DSparkDrafter
@@ -29,10 +36,13 @@ from slipstream.speculation.dspark_model import (
     record_block,
     record_context,
 )
-from slipstream.speculation.eagle3 import Eagle3Drafter, TreeShape
+from slipstream.speculation.eagle3 import Eagle3Drafter
 from slipstream.speculation.eagle3_model import Eagle3Config, eagle3_weights, read_eagle3, record_eagle3
+from slipstream.speculation.eagle3_tree import Eagle3TreeDrafter, TreeShape
 from slipstream.speculation.markov import MarkovHeads
 from slipstream.speculation.reduced_head import first_tokens, with_reduced_head
+from slipstream.speculation.rejection import RejectionVerification
+from slipstream.speculation.settings import Drawing
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.text import Tokenizer, load_tokenizer
 from slipstream.weights import Checkpoint
@@ -79,6 +89,16 @@ class Speculative:
         )
 
 
+def verification_of(rule: str) -> Verification:
+    """The rule that --verify names. Raises UsageError."""
+    match rule:
+        case "exact":
+            return ExactVerification()
+        case "rejection":
+            return RejectionVerification()
+    raise UsageError(f"--verify is exact or rejection, not {rule!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A drafter's folder, looked into: its family and config for one target."""
@@ -98,12 +118,21 @@ class Folder:
 
 
 def load_speculative(
-    reference: str, options: LoadOptions, wanted: Speculative, progress: Progress | None = None
+    reference: str,
+    options: LoadOptions,
+    wanted: Speculative,
+    progress: Progress | None = None,
+    drawing: Drawing = "coupled",
 ) -> tuple[Model, Controller | None]:
-    """A target and whatever drafts for it. Raises SlipstreamError with the reason."""
+    """A target and whatever drafts for it. Raises SlipstreamError with the reason.
+
+    `drawing` is how neural drafters draw for answers that are sampled: "own" for verification by rejection.
+    """
+    if options.backend != "native" and wanted.kind != "off":
+        raise UsageError("drafts need the native backend: say --speculative off")
     if wanted.kind != "folder":
         model = load_model(reference, options, progress)
-        return model, _controller(wanted, model, progress)
+        return model, _controller(wanted, model, progress, drawing)
     target = open_checkpoint(resolve(reference, progress))
     config = read_config(target)
     folder = Folder.open(resolve(wanted.reference, progress), config)
@@ -111,23 +140,23 @@ def load_speculative(
     for warning in warnings_for(card, fingerprint, wanted.reference):
         log.warning("%s", warning)
     model = load_model(reference, replace(options, taps=folder.config.taps), progress)
-    drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), tree=wanted.tree)
+    drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), drawing, wanted.tree)
     return model, Controller([SuffixDrafter(), drafter], card)
 
 
-def _controller(wanted: Speculative, model: Model, progress: Progress | None) -> Controller | None:
+def _controller(wanted: Speculative, model: Model, progress: Progress | None, drawing: Drawing) -> Controller | None:
     match wanted.kind:
         case "off":
             return None
         case "ngram":
             return Controller([SuffixDrafter(learn=False)])
         case "draft":
-            return Controller([SuffixDrafter(), load_model_drafter(wanted.reference, model, progress)])
+            return Controller([SuffixDrafter(), load_model_drafter(wanted.reference, model, progress, drawing)])
     return Controller([SuffixDrafter()])
 
 
 def load_tapped_drafter(
-    folder: Folder, target: Model, weights: WeightSource, *, coupled: bool = True, tree: TreeShape | None = None
+    folder: Folder, target: Model, weights: WeightSource, drawing: Drawing = "coupled", tree: TreeShape | None = None
 ) -> TappedDrafter:
     """EAGLE-3 or DSpark, in int4 on the native backend. The target must have been loaded with the drafter's taps."""
     state = f"{folder.family} {folder.path.resolve()} {folder.checkpoint.files[0].stat().st_mtime_ns}"
@@ -139,16 +168,15 @@ def load_tapped_drafter(
         over_taps = _compile(folder, first, eagle_weights, target)
         over_hidden = over_taps.sibling(record_eagle3(config, length, kv_format, state, from_taps=False))
         _set_vocabulary((over_taps, over_hidden), tokens)
-        return Eagle3Drafter(
-            config, over_taps, over_hidden, state, target.max_rows, blocks, tokens, coupled=coupled, tree=tree
-        )
+        parts = (config, over_taps, over_hidden, state, target.max_rows, blocks, tokens)
+        return Eagle3Drafter(*parts, drawing) if tree is None else Eagle3TreeDrafter(*parts, tree)
     if tree is not None:
         raise UsageError("a DSpark drafter makes no trees")
     dspark, tokens = dspark_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
     block = _compile(folder, record_block(config, length, kv_format, state), dspark, target)
     context = block.sibling(record_context(config, length, kv_format, state))
     heads = MarkovHeads(config, folder.checkpoint, tokens)
-    return DSparkDrafter(config, context, block, heads, state, target.max_rows, coupled=coupled)
+    return DSparkDrafter(config, context, block, heads, state, target.max_rows, drawing)
 
 
 class TargetWeights:
@@ -195,7 +223,7 @@ def _set_vocabulary(executables: Sequence[Executable], tokens: npt.NDArray[np.in
 
 
 def load_model_drafter(
-    reference: str, target: Model, progress: Progress | None = None, *, coupled: bool = True
+    reference: str, target: Model, progress: Progress | None = None, drawing: Drawing = "coupled"
 ) -> Drafter:
     """A smaller model as a drafter, in int4 and with a reduced head. Raises UsageError if it does not fit."""
     if not isinstance(target.executable, NativeExecutable):
@@ -216,7 +244,7 @@ def load_model_drafter(
     )  # fmt: skip
     executable = backend.compile(cut, cut_weights, target.blocks, target.spare_blocks)
     executable.set_vocabulary(tokens)
-    drafter = ModelDrafter(executable, f"model {reference}", target.max_rows, tokens, coupled=coupled)
+    drafter = ModelDrafter(executable, f"model {reference}", target.max_rows, tokens, drawing)
     drafter.warm_up(target.blocks - 1)
     return drafter
 

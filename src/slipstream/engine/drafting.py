@@ -84,10 +84,10 @@ class Drafting:
             self._neural.commit([self._computed(flight, leg, verdict.held)])
         return verdict
 
-    def landed(self, sequence: Sequence, draft: Draft, accepted: int, *, ended: bool) -> int:
+    def landed(self, sequence: Sequence, draft: Draft, held: SequenceOf[int], *, ended: bool) -> int:
         """A draft was verified; returns how many of its positions were tried."""
         assert self.controller is not None
-        return self.controller.landed(sequence, draft, accepted, ended=ended)
+        return self.controller.landed(sequence, draft, held, ended=ended)
 
     def computed(self, flight: Flight) -> None:
         """Tell the drafter what a step has computed for good, drafts left out: those are judged one by one."""

@@ -307,9 +307,9 @@ class Engine:
             if chunks[-1].finish_reason is not None:
                 break
         flight.tokens.append(len(chunks))
-        accepted, ended = min(len(held), len(chunks)), chunks[-1].finish_reason is not None
-        tried = self._drafting.landed(sequence, draft, accepted, ended=ended)
-        self.timings[sequence.request].drafts.add(len(draft), accepted, tried)
+        held, ended = held[: len(chunks)], chunks[-1].finish_reason is not None
+        tried = self._drafting.landed(sequence, draft, held, ended=ended)
+        self.timings[sequence.request].drafts.add(len(draft), len(held), tried)
         return [_joined(chunks)]
 
     def _holds(self, flight: Flight) -> bool:

@@ -14,8 +14,10 @@ from slipstream.errors import UsageError
 MAX_CHOICES = 128
 MAX_LOGPROBS = 100
 MAX_STOPS = 64
-STREAM_TARGET = 0
-"""The noise stream a target samples from; drafts, acceptance and residuals have their own."""
+STREAM_TARGET, STREAM_DRAFT, STREAM_ACCEPT, STREAM_RESIDUAL, STREAM_BONUS = range(5)
+"""Noise streams: what the target draws with; and, where drafts are not verified by what it draws, what they are drawn
+with, whether they are kept, what is drawn in their place, and what after the last one.
+"""
 
 
 def _check(name: str, value: float, low: float, high: float, *, whole: bool = False) -> None:

@@ -115,9 +115,14 @@ class Controller:
         if answer.generated < track.resume or not drafter.ready(answer):
             return None, None
         positions = self._positions(drafter, answer, track)
-        chances_ahead = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
-        return None, Offer(survival(chances_ahead), neural=True, passes=drafter.passes, setup=setup)
+        if drafter.ranked:  # a node's rank says how likely it is, whatever comes before it
+            ranks = self._chances(drafter, answer, track)
+            ahead = tuple(drafter.prior(i) if track.trial else ranks.chance(i) for i in range(most))
+        else:
+            hopes = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
+            ahead = survival(hopes)
+        return None, Offer(ahead, neural=True, passes=drafter.passes, setup=setup)
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
         """Make the drafts that a plan has room for, by id of the answer."""
@@ -157,19 +162,27 @@ class Controller:
                 positions.observe(index, chances[index])
         return draft.cut(kept)
 
-    def landed(self, answer: Answer, draft: Draft, accepted: int, *, ended: bool) -> int:
-        """A draft was verified; returns how many of its positions were tried: none after the answer `ended`."""
+    def landed(self, answer: Answer, draft: Draft, held: Sequence[int], *, ended: bool) -> int:
+        """A draft was verified, `held` of its tokens were accepted. Returns how many of its positions were tried.
+
+        None is where the answer had `ended` before.
+        """
+        accepted = len(held)
         drafter = next(d for d in self.drafters if d.name == draft.drafter)
         track, known = self._tracks.get(id(answer), _Track()), self._knows(drafter, answer.tag)
         depth = max(draft.depths) + 1
         tried = accepted if ended else min(accepted + 1, depth)
         known.counts.add(len(draft), accepted, tried)
-        if draft.is_chain:
-            chances = self._chances(drafter, answer, track)
+        chances = self._chances(drafter, answer, track)
+        if drafter.ranked:
+            for index, rank in enumerate(draft.classes):
+                chances.observe(rank, float(index in held))
+                known.classes.observe(rank, float(index in held))
+        elif draft.is_chain:
             for index in range(tried):
                 chances.observe(draft.classes[index], float(index < accepted))
                 known.classes.observe(draft.classes[index], float(index < accepted))
-        if drafter.neural:
+        if drafter.neural and not drafter.ranked:
             positions = self._positions(drafter, answer, track)
             for index in range(min(tried, drafter.most)):
                 positions.observe(index, float(index < accepted))

@@ -62,6 +62,8 @@ class Drafter(ABC):
     """Longest draft."""
     neural: bool = False
     """Whether drafts take passes over weights, so that it is worth thinking first whether to make them."""
+    ranked: bool = False
+    """Whether drafts are trees whose classes of confidence are the ranks of their nodes."""
     passes: int = 0
     """Passes that a draft takes however long it is; 0: one for each token."""
     needs: Needs = Needs()

@@ -10,16 +10,19 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.kernels import Executable
-from slipstream.program import BLOCK_SLOTS, Draft
+from slipstream.program import BLOCK_SLOTS, Draft, Proposal
 from slipstream.program.noise import gumbel_of
+from slipstream.program.sampling import STREAM_DRAFT, STREAM_TARGET
 from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.chains import Chains, PassClock
 from slipstream.speculation.drafter import Ask, Needs
 from slipstream.speculation.dspark_model import HIDDEN, DSparkConfig
 from slipstream.speculation.markov import Choose, MarkovHeads
 from slipstream.speculation.rows import Piece, rows_of
-from slipstream.speculation.settings import PRIORS, class_of
+from slipstream.speculation.settings import PRIORS, Drawing, class_of
 from slipstream.speculation.tapped import Float32Array, TappedDrafter
 
 LOOKED_AT = 64
@@ -41,15 +44,14 @@ class DSparkDrafter(TappedDrafter):
         heads: MarkovHeads,
         state: str,
         max_rows: int,
-        *,
-        coupled: bool = True,
+        drawing: Drawing = "coupled",
     ):
         """`context` and `block` run the programs of `record_context` and `record_block` over one cache."""
         super().__init__(context, state, len(config.taps) * config.tap_width, 0)
         self.config, self.context, self.block, self.heads = config, context, block, heads
         self.needs = Needs(config.taps, embedding=True, head=True)
-        self.most, self.coupled, self._max_rows = config.drafts, coupled, max_rows
-        self._seconds = 0.0
+        self.most, self.drawing, self._max_rows = config.drafts, drawing, max_rows
+        self._clock = PassClock()
 
     def prior(self, draft_class: int) -> float:
         """From the confidence head."""
@@ -77,8 +79,7 @@ class DSparkDrafter(TappedDrafter):
         for place, index in enumerate(going):
             rows = slice(place * self.config.block, (place + 1) * self.config.block)
             drafts[index] = self._chain(asks[index], output.logits[rows], output.taps[HIDDEN][rows])
-        seconds = time.perf_counter() - begun
-        self._seconds = 0.9 * (self._seconds or seconds) + 0.1 * seconds
+        self._clock.observe(len(going), time.perf_counter() - begun)
         return drafts
 
     def _has_room(self, answer: Answer) -> bool:
@@ -86,29 +87,29 @@ class DSparkDrafter(TappedDrafter):
 
     def _chain(self, ask: Ask, logits: Float32Array, hidden: Float32Array) -> Draft | None:
         """Walk the block, and stop where a token is not likely enough to survive."""
-        answer = ask.answer
-        walk = self.heads.walk(answer.tokens[-1], logits, hidden, self._chooser(answer), LOOKED_AT)
-        tokens: list[int] = []
-        classes: list[int] = []
-        alive = 1.0
-        for token, confidence in zip(walk.tokens[: ask.most], walk.confidences, strict=False):
-            classes.append(class_of(confidence))
-            alive *= ask.chance(classes[-1])
-            if alive < ask.price and tokens:
+        proposals: list[Proposal] = []
+        choose = self._chooser(ask.answer, proposals)
+        walk = self.heads.walk(ask.answer.tokens[-1], logits, hidden, choose, LOOKED_AT)
+        chains = Chains([ask], self.name)
+        for place, (token, confidence) in enumerate(zip(walk.tokens, walk.confidences, strict=True)):
+            if not chains.add(0, token, class_of(confidence), proposals[place] if proposals else None):
                 break
-            tokens.append(token)
-        return Draft.chain(tokens, classes[: len(tokens)], self.name) if tokens else None
+        return chains.drafts()[0]
 
-    def _chooser(self, answer: Answer) -> Choose:
-        """The likeliest token, or, coupled, the likeliest with the answer's own noise."""
-        temperature = answer.params.temperature if self.coupled else 0.0
+    def _chooser(self, answer: Answer, proposals: list[Proposal]) -> Choose:
+        """Which of a slot's tokens is drafted; those drawn with noise of their own leave what they were drawn from."""
+        temperature = answer.params.temperature if self.drawing != "likeliest" else 0.0
+        stream = STREAM_DRAFT if self.drawing == "own" else STREAM_TARGET
         first = len(answer.tokens)
 
-        def choose(slot: int, scores: Float32Array, tokens: np.ndarray) -> int:
-            if temperature > 0:
-                noise = gumbel_of(answer.seed, answer.choice, first + slot, 0, tokens)
-                return int((scores / np.float32(temperature) + noise).argmax())
-            return int(scores.argmax())
+        def choose(slot: int, scores: Float32Array, tokens: npt.NDArray[np.int64]) -> int:
+            if temperature == 0.0:
+                return int(scores.argmax())
+            scaled = scores / np.float32(temperature)
+            if self.drawing == "own":
+                weights = np.exp(scaled - scaled.max())
+                proposals.append(Proposal((weights / weights.sum()).astype(np.float32), tokens.astype(np.int32)))
+            return int((scaled + gumbel_of(answer.seed, answer.choice, first + slot, stream, tokens)).argmax())
 
         return choose
 
@@ -123,4 +124,4 @@ class DSparkDrafter(TappedDrafter):
 
     def pass_seconds(self, answers: int) -> float:
         """As measured lately."""
-        return self._seconds
+        return self._clock.seconds(answers)

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.kernels import Executable
-from slipstream.program import BLOCK_SLOTS, Draft, Rows
+from slipstream.program import BLOCK_SLOTS, Draft, Proposal, Rows
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
 from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.chains import Chains, PassClock
 from slipstream.speculation.drafter import Ask, Computed, Drafter
 from slipstream.speculation.rows import Piece, rows_of
-from slipstream.speculation.settings import PRIORS, DraftSettings, class_of
+from slipstream.speculation.settings import PRIORS, DraftSettings, Drawing, class_of
 
 _WARM_UPS = 4
 MOST_CATCHING_UP, SHARED_CATCHING_UP = 512, 64
@@ -28,9 +29,7 @@ MOST_CATCHING_UP, SHARED_CATCHING_UP = 512, 64
 class ModelDrafter(Drafter):
     """A model that drafts one token a pass.
 
-    `vocabulary` are the tokens of a reduced head, ascending; None: all of them. With `coupled`, a draft for an answer
-    that is sampled is drawn with the answer's own noise, so that like distributions give like tokens; without, it is
-    the likeliest token.
+    `vocabulary` are the tokens of a reduced head, ascending; None: all of them.
     """
 
     name = "model"
@@ -44,13 +43,12 @@ class ModelDrafter(Drafter):
         state: str,
         max_rows: int,
         vocabulary: npt.NDArray[np.int32] | None = None,
-        *,
-        coupled: bool = True,
+        drawing: Drawing = "coupled",
     ):
         self.executable, self.state = executable, state
         self._max_rows = max_rows
-        self._settings = DraftSettings(vocabulary, coupled=coupled)
-        self._pass: dict[int, float] = {}
+        self._settings = DraftSettings(vocabulary, drawing)
+        self._clock = PassClock()
         self._row = 0.0
 
     def prior(self, draft_class: int) -> float:
@@ -59,27 +57,17 @@ class ModelDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """One pass after the other over all answers whose drafts are still likely enough to survive."""
-        tokens: list[list[int]] = [[] for _ in asks]
-        classes: list[list[int]] = [[] for _ in asks]
-        alive = [1.0] * len(asks)
+        chains = Chains(asks, self.name)
         most = min(MOST_CATCHING_UP if len(asks) == 1 else SHARED_CATCHING_UP, self._max_rows)
         going = [index for index, ask in enumerate(asks) if self._catch_up(ask.answer, most)][: self._max_rows // 2]
         while going:
-            drawn, sure = self._pass_over([(asks[index].answer, tokens[index]) for index in going])
-            still = []
-            for index, token, probability in zip(going, drawn, sure, strict=True):
-                ask = asks[index]
-                draft_class = class_of(probability)
-                tokens[index].append(token)
-                classes[index].append(draft_class)
-                alive[index] *= ask.chance(draft_class)
-                if len(tokens[index]) < ask.most and alive[index] >= ask.price:
-                    still.append(index)
-            going = still
-        return [
-            Draft.chain(drafted, sure, self.name) if drafted else None
-            for drafted, sure in zip(tokens, classes, strict=True)
-        ]
+            drawn = self._pass_over([(asks[index].answer, chains.tokens[index]) for index in going])
+            going = [
+                index
+                for index, (token, probability, proposal) in zip(going, drawn, strict=True)
+                if chains.add(index, token, class_of(probability), proposal)
+            ]
+        return chains.drafts()
 
     def _catch_up(self, answer: Answer, most: int) -> bool:
         """Compute what the drafter has not seen of an answer but its last token; False if it takes another turn."""
@@ -94,8 +82,8 @@ class ModelDrafter(Drafter):
             answer.drafted += count
         return last - answer.drafted <= 1
 
-    def _pass_over(self, going: Sequence[tuple[Answer, list[int]]]) -> tuple[list[int], list[float]]:
-        """The next token of each (answer, its draft so far), and its probability."""
+    def _pass_over(self, going: Sequence[tuple[Answer, list[int]]]) -> list[tuple[int, float, Proposal | None]]:
+        """The next token of each (answer, its draft so far), its probability, and what it was drawn from."""
         pieces, draws = [], []
         for answer, draft in going:
             start = answer.drafted
@@ -103,13 +91,18 @@ class ModelDrafter(Drafter):
             pieces.append(Piece(answer, start, known))
             draws.append(self._settings.draw(answer, draft))
         begun = time.perf_counter()
-        rows = rows_of(pieces)
-        drawn = self.executable.step(rows, DrawColumns.of(draws)).drawn
+        rows, columns = rows_of(pieces), DrawColumns.of(draws)
+        output = self.executable.step(rows, columns, logits=self._settings.drawing == "own")
+        drawn = output.drawn
         assert drawn is not None
         for answer, start, fed, _ in pieces:
             answer.drafted = start + len(fed)
-        self._observe(len(going), len(rows), time.perf_counter() - begun)
-        return drawn.token.tolist(), np.exp(drawn.logprobs[:, 0]).tolist()
+        if len(rows) <= 2 * len(going):
+            self._clock.observe(len(going), time.perf_counter() - begun)
+        proposals: list[Proposal | None] = [None] * len(going)
+        if output.logits is not None:
+            proposals = [self._settings.proposal(output.logits[row], columns, row) for row in range(len(going))]
+        return list(zip(drawn.token.tolist(), np.exp(drawn.logprobs[:, 0]).tolist(), proposals, strict=True))
 
     def commit(self, computed: Sequence[Computed]) -> None:
         """Drafts that were not accepted are forgotten."""
@@ -121,11 +114,8 @@ class ModelDrafter(Drafter):
         self._settings.forget(answer)
 
     def pass_seconds(self, answers: int) -> float:
-        """As measured lately, or what is known of other numbers."""
-        if not self._pass:
-            return 0.0
-        nearest = min(self._pass, key=lambda count: abs(count - answers))
-        return self._pass[nearest]
+        """As measured lately."""
+        return self._clock.seconds(answers)
 
     def setup_seconds(self, answer: Answer) -> float:
         """Computing what it has not seen."""
@@ -146,15 +136,10 @@ class ModelDrafter(Drafter):
         for _ in range(_WARM_UPS):
             passes.append(self._seconds(one, draws))
             chunks.append(self._seconds(many, None))
-        self._pass[1], self._row = min(passes), min(chunks) / BLOCK_SLOTS
+        self._clock.observe(1, min(passes))
+        self._row = min(chunks) / BLOCK_SLOTS
 
     def _seconds(self, rows: Rows, draws: DrawColumns | None) -> float:
         begun = time.perf_counter()
         self.executable.step(rows, draws)
         return time.perf_counter() - begun
-
-    def _observe(self, answers: int, rows: int, seconds: float) -> None:
-        if rows > 2 * answers:
-            return
-        bucket = 1 << (answers - 1).bit_length()
-        self._pass[bucket] = 0.9 * self._pass.get(bucket, seconds) + 0.1 * seconds

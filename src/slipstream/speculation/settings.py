@@ -5,13 +5,17 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.program.sampling import Draw, SamplingParams
+from slipstream.program import Proposal
+from slipstream.program.sampling import STREAM_DRAFT, Draw, DrawColumns, SamplingParams
 from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.rejection import distribution
+
+Float32Array = npt.NDArray[np.float32]
 
 CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 """Probabilities at which classes of confidence begin, after the first."""
@@ -23,23 +27,38 @@ def class_of(probability: float) -> int:
     return bisect.bisect_right(CONFIDENCE, probability)
 
 
+Drawing = Literal["coupled", "likeliest", "own"]
+"""How drafts for an answer that is sampled are drawn. With the answer's own noise (Gumbel coupling), so that like
+distributions give like tokens; as the likeliest token; or, for verification by rejection, with noise of their own, and
+with the distribution that they were drawn from.
+"""
+
+
 class DraftSettings:
     """An answer's sampling settings as its drafts are drawn with them.
 
-    `vocabulary` are the tokens that the drafter's head knows, ascending; None: all. With `coupled`, a draft for an
-    answer that is sampled takes the answer's own noise (Gumbel coupling): like distributions give like tokens. Without,
-    it is the likeliest token. Penalties and biases count for drafts as they do for the answer.
+    `vocabulary` are the tokens that the drafter's head knows, ascending; None: all. Penalties and biases count for
+    drafts as they do for the answer.
     """
 
-    def __init__(self, vocabulary: npt.NDArray[np.int32] | None, *, coupled: bool = True):
-        self.coupled = coupled
+    def __init__(self, vocabulary: npt.NDArray[np.int32] | None, drawing: Drawing = "coupled"):
+        self.drawing = drawing
+        self.ids = vocabulary
         self._vocabulary: list[int] | None = None if vocabulary is None else vocabulary.tolist()
         self._params: dict[tuple[int, int], SamplingParams] = {}
 
     def draw(self, answer: Answer, draft: list[int], likeliest: int = 0) -> Draw:
         """How the token after a draft is drawn; with the `likeliest` tokens besides."""
         draw = answer.draw_after(draft)
-        return replace(draw, params=self._params_of(answer, likeliest), adjust=self._known(draw.adjust))
+        stream = STREAM_DRAFT if self.drawing == "own" else draw.stream
+        params, adjust = self._params_of(answer, likeliest), self._known(draw.adjust)
+        return replace(draw, params=params, adjust=adjust, stream=stream)
+
+    def proposal(self, logits: Float32Array, draws: DrawColumns, row: int) -> Proposal | None:
+        """What a token was drawn from, given the logits of the head's tokens; None for the only one there could be."""
+        if self.drawing != "own" or draws.floats[0, row] == 0.0:
+            return None
+        return Proposal(distribution(logits, draws, row).astype(np.float32), self.ids)
 
     def _params_of(self, answer: Answer, likeliest: int) -> SamplingParams:
         params = self._params.get((id(answer), likeliest))
@@ -47,7 +66,7 @@ class DraftSettings:
             changes: dict[str, Any] = {
                 "logprobs": likeliest, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": ()
             }  # fmt: skip
-            if not self.coupled:
+            if self.drawing == "likeliest":
                 changes["temperature"] = 0.0
             params = self._params[id(answer), likeliest] = replace(answer.params, **changes)
         return params
