@@ -1,0 +1,259 @@
+"""What speculation emits has the target's law: χ² on the joint law of three tokens, for every way to propose and to
+verify.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from slipstream.kernels.reference.sampling import draw
+from slipstream.program import Draft, KVFormat, Namespace, Proposal
+from slipstream.program.noise import gumbel, random_words
+from slipstream.program.sampling import (
+    STREAM_ACCEPT,
+    STREAM_DRAFT,
+    STREAM_TARGET,
+    DrawColumns,
+    SamplingParams,
+)
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation import ExactVerification, Verification
+from slipstream.speculation import rejection as rule
+from slipstream.speculation.rejection import RejectionVerification
+
+VOCABULARY, LENGTH, DRAFTED = 4, 3, 3
+TRIALS, LONG_TRIALS = 400, 100_000
+LEAST = 1e-4
+"""A law that is right passes with all but this probability."""
+_RNG = np.random.default_rng(0)
+TARGET = (1.5 * _RNG.standard_normal((VOCABULARY, VOCABULARY))).astype(np.float32)
+"""Logits of the next token by the last one."""
+DRAFTER = (TARGET + 0.9 * _RNG.standard_normal((VOCABULARY, VOCABULARY))).astype(np.float32)
+
+SETTINGS = {
+    "plain": SamplingParams(temperature=1.0),
+    "cool, top-k": SamplingParams(temperature=0.7, top_k=3),
+    "top-p, biased": SamplingParams(temperature=1.2, top_p=0.85, logit_bias={1: 1.0}),
+    "penalised": SamplingParams(temperature=1.0, presence_penalty=0.7, min_p=0.05),
+}
+Propose = Callable[[Answer], Draft]
+
+
+def law(last: int, said: tuple[int, ...], params: SamplingParams) -> np.ndarray:
+    """The next token's distribution, written down once more: bias and penalty, temperature, top-k, top-p, min-p."""
+    scores = TARGET[last].astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    for token in set(said):
+        scores[token] -= params.presence_penalty
+    p = np.exp(scores / params.temperature)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    kept = order[: params.top_k or VOCABULARY]
+    share = p[kept] / p[kept].sum()
+    kept = kept[np.cumsum(share) - share < params.top_p]
+    kept = kept[p[kept] >= params.min_p * p[kept[0]]]
+    only = np.zeros(VOCABULARY)
+    only[kept] = p[kept]
+    return only / only.sum()
+
+
+def joint(params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The law of the first tokens of an answer that begins after token 0."""
+    result = {}
+    for said in itertools.product(range(VOCABULARY), repeat=LENGTH):
+        chance, last = 1.0, 0
+        for place, token in enumerate(said):
+            chance *= law(last, said[:place], params)[token]
+            last = token
+        if chance > 0:
+            result[said] = chance
+    return result
+
+
+def answer_of(params: SamplingParams, seed: int) -> Answer:
+    return Answer(0, 0, [0], 1, params, seed, frozenset(), 1 << 20, Namespace("", "", KVFormat.F32))
+
+
+def drafted_law(last: int, params: SamplingParams) -> np.ndarray:
+    p = np.exp(DRAFTER[last].astype(np.float64) / params.temperature)
+    return p / p.sum()
+
+
+def sampled(answer: Answer, depth: int, branch: int, q: np.ndarray, stream: int) -> int:
+    """A draft drawn with noise of a stream, another word for each branch."""
+    position = answer.length + depth + 1000 * branch
+    noise = gumbel(random_words(answer.seed, answer.choice, position, stream, VOCABULARY))
+    with np.errstate(divide="ignore"):
+        return int((np.log(q) + noise).argmax())
+
+
+def likeliest(answer: Answer) -> Draft:
+    tokens = []
+    for _ in range(DRAFTED):
+        tokens.append(int(DRAFTER[tokens[-1] if tokens else answer.tokens[-1]].argmax()))
+    return Draft.chain(tokens, [0] * DRAFTED, "test")
+
+
+def coupled(answer: Answer) -> Draft:
+    """Drawn with the answer's own noise."""
+    tokens: list[int] = []
+    for depth in range(DRAFTED):
+        q = drafted_law(tokens[-1] if tokens else answer.tokens[-1], answer.params)
+        tokens.append(sampled(answer, depth, 0, q, STREAM_TARGET))
+    return Draft.chain(tokens, [0] * DRAFTED, "test")
+
+
+def chain(answer: Answer, dense: bool, stream: int = STREAM_DRAFT) -> Draft:
+    tokens: list[int] = []
+    proposals = []
+    for depth in range(DRAFTED):
+        q = drafted_law(tokens[-1] if tokens else answer.tokens[-1], answer.params)
+        places = None
+        if not dense:  # the two likeliest only
+            places = np.sort(np.argsort(-q)[:2]).astype(np.int32)
+            only = np.zeros(VOCABULARY)
+            only[places] = q[places]
+            q = only / only.sum()
+        tokens.append(sampled(answer, depth, 0, q, stream))
+        proposals.append(Proposal((q if places is None else q[places]).astype(np.float32), places))
+    return Draft.chain(tokens, [0] * DRAFTED, "test", tuple(proposals))
+
+
+def tree(answer: Answer, drawn: bool) -> Draft:
+    """Two candidates at each of two places: the likeliest two, or drawn without putting back."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    proposals: list[Proposal] = []
+
+    def children(parent: int, last: int, depth: int) -> None:
+        q = drafted_law(last, answer.params)
+        for _ in range(2):
+            token = sampled(answer, depth, 2 * len(tokens) + 1, q, STREAM_DRAFT) if drawn else int(q.argmax())
+            tokens.append(token)
+            parents.append(parent)
+            proposals.append(Proposal(q.astype(np.float32)))
+            q = np.where(np.arange(VOCABULARY) == token, 0.0, q)
+            q /= q.sum()
+
+    children(-1, answer.tokens[-1], 0)
+    children(0, tokens[0], 1)
+    children(1, tokens[1], 1)
+    return Draft(tuple(tokens), tuple(parents), (0,) * len(tokens), "test", tuple(proposals) if drawn else None)
+
+
+PROPOSALS: dict[str, Propose] = {
+    "one-hot chain": likeliest,
+    "sparse chain": lambda answer: chain(answer, dense=False),
+    "dense chain": lambda answer: chain(answer, dense=True),
+    "one-hot tree": lambda answer: tree(answer, drawn=False),
+    "drawn tree": lambda answer: tree(answer, drawn=True),
+}
+
+
+def run(params: SamplingParams, propose: Propose, verification: Verification, trials: int) -> tuple[float, float]:
+    """(p-value of χ² against the target's law, mean tokens of a verification)."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    rounds = emitted = 0
+    for seed in range(trials):
+        answer = answer_of(params, seed)
+        while answer.generated < LENGTH:
+            draft = propose(answer)
+            before = [answer.tokens[-1], *draft.tokens]
+            logits = np.stack([TARGET[token] for token in before])
+            drawn = draw(logits, DrawColumns.of(answer.draws(draft))).token.tolist()
+            verdict = verification.verify(answer, draft, drawn, logits)
+            assert len(verdict.tokens) == len(verdict.held) + 1
+            for token in verdict.tokens:
+                answer.append(token)
+            rounds += 1
+            emitted += len(verdict.tokens)
+        counts[tuple(answer.tokens[1 : 1 + LENGTH])] += 1
+    expected = joint(params)
+    assert counts.keys() <= expected.keys(), "a token came out that the settings forbid"
+    rare = [said for said, chance in expected.items() if chance * trials < 5]
+    cells = [said for said in expected if said not in rare]
+    observed = [counts[said] for said in cells] + ([sum(counts[said] for said in rare)] if rare else [])
+    wanted = [expected[said] * trials for said in cells] + (
+        [sum(expected[said] for said in rare) * trials] if rare else []
+    )
+    return float(chisquare(observed, wanted).pvalue), emitted / rounds
+
+
+CASES = list(itertools.product(SETTINGS, PROPOSALS))
+
+
+@pytest.mark.parametrize(("setting", "proposal"), CASES)
+def test_rejection_keeps_the_law(setting: str, proposal: str) -> None:
+    p_value, tau = run(SETTINGS[setting], PROPOSALS[proposal], RejectionVerification(), TRIALS)
+    assert p_value > LEAST
+    assert tau > 1.2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("setting", "proposal"), CASES)
+def test_rejection_keeps_the_law_long(setting: str, proposal: str) -> None:
+    assert run(SETTINGS[setting], PROPOSALS[proposal], RejectionVerification(), LONG_TRIALS)[0] > LEAST
+
+
+EXACT: dict[str, Propose] = {"likeliest": likeliest, "coupled": coupled, "tree": PROPOSALS["one-hot tree"]}
+
+
+@pytest.mark.parametrize(("setting", "proposal"), list(itertools.product(SETTINGS, EXACT)))
+def test_exact_keeps_the_law_even_with_shared_noise(setting: str, proposal: str) -> None:
+    """What comes out is what the target draws itself, whatever the drafts were drawn with."""
+    assert run(SETTINGS[setting], EXACT[proposal], ExactVerification(), TRIALS)[0] > LEAST
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("setting", "proposal"), list(itertools.product(SETTINGS, EXACT)))
+def test_exact_keeps_the_law_long(setting: str, proposal: str) -> None:
+    assert run(SETTINGS[setting], EXACT[proposal], ExactVerification(), LONG_TRIALS)[0] > LEAST
+
+
+def test_coupled_drafts_are_accepted_more_often() -> None:
+    params = SETTINGS["plain"]
+    assert run(params, coupled, ExactVerification(), 500)[1] > 1.1 * run(params, likeliest, ExactVerification(), 500)[1]
+
+
+def test_a_shared_noise_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above must fail where drafts and whether they are kept, or that and what replaces them, share noise."""
+    params, trials = SETTINGS["plain"], 2_500
+
+    def shared(answer: Answer) -> Draft:
+        return chain(answer, dense=True, stream=STREAM_ACCEPT)
+
+    assert run(params, PROPOSALS["dense chain"], RejectionVerification(), trials)[0] > LEAST
+    assert run(params, shared, RejectionVerification(), trials)[0] < LEAST
+    monkeypatch.setattr(rule, "STREAM_RESIDUAL", STREAM_ACCEPT)
+    assert run(params, PROPOSALS["dense chain"], RejectionVerification(), trials)[0] < LEAST
+
+
+def test_a_wrong_residual_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing from p itself where p - q is due bends the law."""
+    right = rule._against
+
+    def wrong(p: np.ndarray, token: int, proposal: Proposal | None) -> tuple[float, np.ndarray]:
+        return right(p, token, proposal)[0], p
+
+    monkeypatch.setattr(rule, "_against", wrong)
+    assert run(SETTINGS["plain"], PROPOSALS["dense chain"], RejectionVerification(), 2_500)[0] < LEAST
+
+
+def test_rejection_at_temperature_zero_is_exact() -> None:
+    params = SamplingParams(temperature=0.0)
+    for propose in PROPOSALS.values():
+        answer = answer_of(params, 1)
+        draft = propose(answer_of(SETTINGS["plain"], 1))
+        logits = np.stack([TARGET[token] for token in [0, *draft.tokens]])
+        drawn = draw(logits, DrawColumns.of(answer.draws(draft))).token.tolist()
+        exact = ExactVerification().verify(answer, draft, drawn, None)
+        assert RejectionVerification().verify(answer, draft, drawn, logits) == exact
