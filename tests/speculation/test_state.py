@@ -1,4 +1,4 @@
-"""Drafters' state is a function of an answer's tokens: prefix hits, preemption, forks and cancellation change nothing."""
+"""Drafters' state is a function of an answer's tokens: hits, preemption, forks and cancellation change nothing."""
 
 from __future__ import annotations
 

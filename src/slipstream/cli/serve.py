@@ -20,13 +20,16 @@ from slipstream.cli.options import (
     MaxModelLen,
     ModelArgument,
     Quantization,
+    Speculation,
     Threads,
+    Verify,
     load_options,
     progress_bar,
 )
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
+    from slipstream.engine.drafters import Speculative, verification_of
     from slipstream.engine.worker import WorkerOptions
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import Keys
@@ -70,6 +73,12 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option("--drain-timeout", help="Seconds that open requests have after SIGTERM.")
     ] = 30.0,
+    speculative: Speculation = "auto",
+    verify: Verify = "exact",
+    fixed_size_flush: Annotated[
+        int,
+        typer.Option("--fixed-size-flush", help="Tokens in each event of a stream, so that steps do not show; 0: off."),
+    ] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
 ) -> None:
     """Serve a model to many users at once."""
@@ -91,6 +100,10 @@ def serve(
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     with progress_bar() as bar:
         path = resolve(model, bar)
+    Speculative.parse(speculative)
+    verification_of(verify)
+    if not 0 <= fixed_size_flush <= 1024:
+        raise UsageError("--fixed-size-flush is from 0 to 1024")
     if kv_cache_gb is not None and not 0 < kv_cache_gb < 1e6:
         raise UsageError("--kv-cache-gb must be positive")
     if kv_offload_gb is not None and not 0 <= kv_offload_gb < 1e6:
@@ -113,8 +126,10 @@ def serve(
         prefix_cache=not no_prefix_caching,
         tpot_target=tpot_target,
         ttft_target=ttft_target,
+        speculative=speculative,
+        verify=verify,
     )
-    limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout)
+    limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout, fixed_size_flush)
     listener = _listen(host, port)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     served = asyncio.run(_serve(worker, path, served_model_name or model, keys, limits, listener, drain_timeout))

@@ -235,6 +235,8 @@ class EngineClient:
                 if (queue := self._queues.get(number)) is not None:
                     queue.put_nowait(RequestRefusedError(reason))
             case Pong(stats):
+                if stats.disappointment and not self.stats.disappointment:
+                    log.warning("%s", stats.disappointment)
                 self.stats = stats
             case Explained(number, waterfall):
                 if (answer := self._answers.get(number)) is not None and not answer.done():

@@ -310,7 +310,7 @@ class Engine:
         held, ended = held[: len(chunks)], chunks[-1].finish_reason is not None
         tried = self._drafting.landed(sequence, draft, held, ended=ended)
         self.timings[sequence.request].drafts.add(len(draft), len(held), tried)
-        return [_joined(chunks)]
+        return chunks
 
     def _holds(self, flight: Flight) -> bool:
         """Whether the next step is the same, a token further: nobody came, went or waits."""
@@ -387,15 +387,3 @@ def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogpro
     tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
     pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
     return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)
-
-
-def _joined(chunks: SequenceOf[Chunk]) -> Chunk:
-    """The news of one choice in one step as one chunk."""
-    if len(chunks) == 1:
-        return chunks[0]
-    last = chunks[-1]
-    return last._replace(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
-        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
-    )

@@ -58,8 +58,23 @@ class EngineInfo:
     spare_tokens: int
     buffer_bytes: int
     prefix_cache: bool
+    speculative: str
+    verify: str
     ceiling_tok_s: float
     load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStats:
+    """What a drafter brought traffic of one tag; see speculation's Counts."""
+
+    drafter: str
+    tag: str
+    rounds: int
+    drafted: int
+    accepted: int
+    tries: list[int]
+    hits: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,10 @@ class Stats:
     saved: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    drafts: list[DraftStats] = field(default_factory=list)
+    speedup_predicted: float = 1.0
+    speedup_measured: float = 1.0
+    disappointment: str | None = None
     rows: dict[str, int] = field(default_factory=dict)
     step_rows: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -91,6 +110,11 @@ class RequestTimings:
     decode_seconds: float
     preemptions: int
     ceiling_fraction: float
+    verifications: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    tau: float = 1.0
+    acceptance_by_position: list[float] = field(default_factory=list)
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):

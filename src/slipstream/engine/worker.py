@@ -14,10 +14,12 @@ import zmq
 
 from slipstream.engine.ceiling import measure_ceiling
 from slipstream.engine.cost import cost_model
+from slipstream.engine.drafters import Speculative, load_speculative, verification_of
 from slipstream.engine.engine import Engine
 from slipstream.engine.explain import explain_traffic
 from slipstream.engine.messages import (
     Cancel,
+    DraftStats,
     EngineInfo,
     Explain,
     Explained,
@@ -35,11 +37,12 @@ from slipstream.engine.messages import (
     decode_to_engine,
     encode,
 )
-from slipstream.engine.model import LoadOptions, Model, load_model
+from slipstream.engine.model import LoadOptions, Model
 from slipstream.engine.request import Timings
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits
+from slipstream.speculation.settings import Drawing
 
 _DIE_WITH_PARENT = 1
 PLANNING = 1e-3
@@ -63,6 +66,8 @@ class WorkerOptions:
     prefix_cache: bool = True
     tpot_target: float | None = None
     ttft_target: float | None = None
+    speculative: str = "auto"
+    verify: str = "exact"
 
     def load(self) -> LoadOptions:
         """How to load the model."""
@@ -161,6 +166,11 @@ class Worker:
             t.decode_seconds,
             t.preemptions,
             t.decode_tok_s / self.ceiling if self.ceiling else 0.0,
+            t.drafts.rounds,
+            t.drafts.drafted,
+            t.drafts.accepted,
+            t.drafts.tau,
+            t.drafts.conditional(),
         )
 
     def _stats(self) -> Stats:
@@ -188,21 +198,38 @@ class Worker:
             engine.saved,
             prefix.queries if prefix else 0,
             prefix.hits if prefix else 0,
+            *self._drafts(),
             dict(totals.rows),
             dict(totals.step_rows),
             dict(seconds),
         )
 
+    def _drafts(self) -> tuple[list[DraftStats], float, float, str | None]:
+        """What drafting brought: by drafter and tag, speed-ups expected and measured, and whether it disappoints."""
+        controller = self.engine.controller
+        if controller is None:
+            return [], 1.0, 1.0, None
+        stats = [
+            DraftStats(name, tag, counts.rounds, counts.drafted, counts.accepted, counts.tries, counts.hits)
+            for (name, tag), counts in controller.counts().items()
+        ]
+        pace = controller.pace
+        return stats, pace.predicted_speedup, pace.measured_speedup, controller.disappointed()
+
 
 def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
     begun = time.perf_counter()
-    model = load_model(options.model, options.load())
+    wanted, verification = Speculative.parse(options.speculative), verification_of(options.verify)
+    drawing: Drawing = "own" if verification.wants_logits else "coupled"
+    model, controller = load_speculative(options.model, options.load(), wanted, drawing=drawing)
     cost = cost_model(model)
     ceiling = measure_ceiling(model)
     if ceiling is None:
         raise UsageError("only the native backend can be served")
     limits = Limits(model.max_rows, options.max_sequences, options.tpot_target, options.ttft_target)
-    engine = Engine(model, cost, limits=limits, prefix_cache=options.prefix_cache)
+    engine = Engine(
+        model, cost, limits=limits, prefix_cache=options.prefix_cache, controller=controller, verification=verification
+    )
     info = EngineInfo(
         options.model,
         model.max_len,
@@ -218,6 +245,8 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
         engine.spare.size * BLOCK_SLOTS,
         model.buffer_bytes,
         options.prefix_cache,
+        options.speculative,
+        options.verify,
         ceiling.tok_s,
         time.perf_counter() - begun,
     )

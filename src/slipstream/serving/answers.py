@@ -19,6 +19,10 @@ def usage_of(ended: list[RequestTimings]) -> dict[str, Any]:
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
         "prompt_tokens_details": {"cached_tokens": sum(t.cached_tokens for t in ended)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": (accepted := sum(t.accepted_tokens for t in ended)),
+            "rejected_prediction_tokens": sum(t.drafted_tokens for t in ended) - accepted,
+        },
     }
 
 

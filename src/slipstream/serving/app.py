@@ -30,6 +30,7 @@ from slipstream.serving import openai
 from slipstream.serving.answers import ChatAnswer, CompletionAnswer, usage_of
 from slipstream.serving.engine_metrics import EngineCollector
 from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.flush import Flush
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
 from slipstream.serving.metrics import Gaps, Metrics
@@ -51,6 +52,8 @@ class ServerLimits:
     max_queue: int = 512
     max_body_bytes: int = 8 << 20
     request_timeout: float = 600.0
+    fixed_flush: int = 0
+    """Tokens of every event of a stream but the last; 0: as many as a step brought."""
 
 
 class Api:
@@ -265,7 +268,13 @@ class Api:
         if self.client.open + len(work) > self.limits.max_queue:
             message = f"{self.client.open} requests are open, the limit is {self.limits.max_queue}"
             raise ApiError(429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
-        terms = Terms(key.name, body.priority or 0, self.limits.request_timeout, body.cache_salt or "")
+        terms = Terms(
+            key.name,
+            body.priority or 0,
+            self.limits.request_timeout,
+            body.cache_salt or "",
+            openai.tag_of(request.headers, body),
+        )
         leave = contextlib.ExitStack()
         leave.enter_context(key.admitted())
         try:
@@ -328,7 +337,7 @@ class Api:
         leave: contextlib.ExitStack,
     ) -> AsyncIterator[bytes]:
         ended: list[RequestTimings] = []
-        gaps = Gaps()
+        gaps, flush = Gaps(), Flush(self.limits.fixed_flush)
         try:
             for opening in answer.opening():
                 yield _event(opening)
@@ -336,7 +345,7 @@ class Api:
             while item is not None:
                 chunks, timings = item
                 gaps.hear(chunks)
-                for chunk in chunks:
+                for chunk in flush.add(chunks):
                     if chunk.finish_reason == "abort":
                         error = ApiError(504, "the answer took too long", "timeout_error")
                         yield b"data: " + error.body() + b"\n\n"

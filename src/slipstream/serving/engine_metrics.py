@@ -43,11 +43,53 @@ class EngineCollector(Collector):
         yield self._gauge("slipstream_engine_restarts", "Times the engine's process was started again.", restarts)
         yield self._by("slipstream_rows", "Rows computed.", "kind", stats.rows)
         yield self._by("slipstream_seconds", "Seconds on the critical path.", "part", stats.seconds)
+        yield from self._drafts(stats)
         if info is not None:
             yield self._gauge(
                 "slipstream_ceiling_tokens_per_second", "What reading the weights allows one user.", info.ceiling_tok_s
             )
             yield self._config(info)
+
+    def _drafts(self, stats: Stats) -> Iterator[Metric]:
+        """What drafting brought, in vLLM's names over all, and in ours by drafter and tag."""
+        drafts = stats.drafts
+        yield self._counter("vllm:spec_decode_num_drafts", "Verifications with a draft.", sum(d.rounds for d in drafts))
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", sum(d.drafted for d in drafts))
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", sum(d.accepted for d in drafts)
+        )
+        hits = [sum(column) for column in zip(*(d.hits for d in drafts), strict=True)]
+        tries = [sum(column) for column in zip(*(d.tries for d in drafts), strict=True)]
+        yield self._by(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Of them, by position in the draft.", "position",
+            {str(position): hit for position, hit in enumerate(hits) if tries[position]},
+        )  # fmt: skip
+        yield self._by(
+            "slipstream_draft_tries", "Positions whose predecessors were all accepted.", "position",
+            {str(position): tried for position, tried in enumerate(tries) if tried},
+        )  # fmt: skip
+        for name, text, field in (
+            ("slipstream_draft_rounds", "Verifications with a draft.", "rounds"),
+            ("slipstream_drafted_tokens", "Tokens drafted.", "drafted"),
+            ("slipstream_accepted_tokens", "Drafted tokens accepted.", "accepted"),
+        ):
+            family = CounterMetricFamily(name, text, labels=[LABEL, "drafter", "tag"])
+            for entry in drafts:
+                family.add_metric([self._model, entry.drafter, entry.tag], getattr(entry, field))
+            yield family
+        tau = GaugeMetricFamily(
+            "slipstream_tau", "Tokens of a verification with a draft, the bonus token included.",
+            labels=[LABEL, "drafter", "tag"],
+        )  # fmt: skip
+        for entry in drafts:
+            tau.add_metric([self._model, entry.drafter, entry.tag], 1 + entry.accepted / max(entry.rounds, 1))
+        yield tau
+        yield self._gauge(
+            "slipstream_speedup_predicted", "S that steps with drafts were expected to have.", stats.speedup_predicted
+        )
+        yield self._gauge(
+            "slipstream_speedup_measured", "S that they had, by what plain steps cost.", stats.speedup_measured
+        )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=[LABEL])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client import Counter as PrometheusCounter
 
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
@@ -35,11 +35,22 @@ class Gaps:
     def hear(self, chunks: Sequence[Chunk]) -> None:
         """Tokens have come."""
         now = time.perf_counter()
+        if len(chunks) == 1:
+            self._note(chunks[0].choice, len(chunks[0].token_ids), now)
+            return
+        tokens: Counter[int] = Counter()
         for chunk in chunks:
-            if chunk.token_ids:
-                if (before := self._last.get(chunk.choice)) is not None:
-                    self.seconds.append(now - before)
-                self._last[chunk.choice] = now
+            tokens[chunk.choice] += len(chunk.token_ids)
+        for choice, count in tokens.items():
+            self._note(choice, count, now)
+
+    def _note(self, choice: int, tokens: int, now: float) -> None:
+        """Tokens that came together share the time since those before."""
+        if not tokens:
+            return
+        if (before := self._last.get(choice)) is not None:
+            self.seconds += [(now - before) / tokens] * tokens
+        self._last[choice] = now
 
 
 class Metrics:
@@ -57,8 +68,8 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, label, registry=self.registry).labels(model)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, label, registry=self.registry).labels(model)
+        def counter(name: str, text: str) -> PrometheusCounter:
+            return PrometheusCounter(name, text, label, registry=self.registry).labels(model)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(name, text, label, registry=self.registry, buckets=buckets).labels(model)
@@ -66,13 +77,13 @@ class Metrics:
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Of them, those that came from the prefix cache.")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
-        self.success = Counter(
+        self.success = PrometheusCounter(
             "vllm:request_success",
             "Requests that ended well.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self.failed = Counter(
+        self.failed = PrometheusCounter(
             "slipstream_requests_failed",
             "Requests that got an error.",
             ["model_name", "status"],

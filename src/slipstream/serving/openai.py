@@ -45,6 +45,7 @@ class Common(msgspec.Struct, kw_only=True):
     user: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    metadata: dict[str, str] | None = None
     timings: bool | None = None
 
 
@@ -218,3 +219,14 @@ def finite(request: Common) -> None:
 def context_error(error: UsageError, param: str) -> ApiError:
     """A prompt that does not fit."""
     return ApiError(400, str(error), param=param, code="context_length_exceeded")
+
+
+TAG_HEADER, LONGEST_TAG = "x-slipstream-tag", 64
+
+
+def tag_of(headers: Mapping[str, str], request: Common) -> str:
+    """What kind of traffic a request says it is: a header, or `metadata.tag`. Raises ApiError for one too long."""
+    tag = headers.get(TAG_HEADER) or (request.metadata or {}).get("tag", "")
+    if len(tag) > LONGEST_TAG:
+        raise bad_request(f"a tag has at most {LONGEST_TAG} characters", "metadata")
+    return tag
