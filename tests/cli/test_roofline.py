@@ -119,7 +119,7 @@ def test_self_test_names_each_part(tiny_gguf: Path) -> None:
 
 
 def test_generate_explain(tiny_gguf: Path) -> None:
-    out = run("generate", str(tiny_gguf), "-p", "hello", "--explain", "--max-tokens", "40", "--ignore-eos", "--json")
+    out = run("generate", str(tiny_gguf), "-p", "hello", "--explain", "--max-tokens", "300", "--ignore-eos", "--json")
     assert out.returncode == 0, out.stderr
     assert out.stderr.startswith("memory: ")
     explained = json.loads(out.stdout)["explain"]

@@ -136,7 +136,7 @@ def test_marks_of_steps_planned_ahead(model: Model, monkeypatch: pytest.MonkeyPa
 
 
 def flight(begun: float, planned: float, seconds: np.ndarray) -> Flight:
-    return Flight([], [], Rows.of([], []), None, begun, planned, StepOutput(seconds=seconds))
+    return Flight([], [], [], Rows.of([], []), None, begun, {}, planned, StepOutput(seconds=seconds))
 
 
 def seconds(begun: float, total: float) -> np.ndarray:

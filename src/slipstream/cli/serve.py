@@ -29,7 +29,6 @@ from slipstream.cli.options import (
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from slipstream.engine.drafters import Speculative, verification_of
     from slipstream.engine.worker import WorkerOptions
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import Keys
@@ -82,6 +81,7 @@ def serve(
     explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
 ) -> None:
     """Serve a model to many users at once."""
+    from slipstream.engine.drafters import Speculative, verification_of
     from slipstream.engine.worker import WorkerOptions
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import load_keys

@@ -176,10 +176,11 @@ class StepAccounts:
         waits = _Waits(scheduling=marks.planned - marks.begun, dispatch=max(taken.begun - marks.planned, 0.0))
         if last is not None:
             waits = self._waits(marks, taken.begun, *last)
+        drafting = min(marks.flight.forecast.drafting, waits.scheduling)
         return StepRecord(
-            taken.begun, waits.idle, waits.outside, waits.scheduling, waits.dispatch, waits.output, taken.total,
-            taken.classes, max(taken.stolen, 0.0), shape, spans, waits.accounting,
-            max(host - waits.scheduling - waits.output, 0.0),
+            taken.begun, waits.idle, waits.outside, waits.scheduling - drafting, waits.dispatch, waits.output,
+            taken.total, taken.classes, max(taken.stolen, 0.0), shape, spans, waits.accounting, max(host -
+            waits.scheduling - waits.output, 0.0), drafting,
         )  # fmt: skip
 
     def _spans(self, marks: _Marks) -> tuple[tuple[SpanRecord, ...] | ShiftedSpans, StepShape]:

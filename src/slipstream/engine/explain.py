@@ -195,7 +195,8 @@ def explain_finished(engine: Engine, number: int) -> Waterfall | None:
     begun, finished = timings.first_token, timings.finished
     records = list(engine.accounting.records)
     mine = [i for i, r in enumerate(records) if any(s.request == number and s.tokens for s in r.spans)]
-    if len(mine) < 9 or mine[-1] - mine[0] < timings.generated - 1:
+    kept = sum(span.tokens for i in mine for span in records[i].spans if span.request == number)
+    if len(mine) < 9 or kept < timings.generated:
         return None
     records = records[mine[0] + 1 : mine[-1] + 1]
     reader.read(engine)

@@ -185,6 +185,7 @@ class Worker:
             "output": totals.output,
             "accounting": totals.accounting,
             "hidden": totals.hidden,
+            "drafting": totals.drafting,
             "outside": totals.outside,
             "idle": totals.idle,
         }

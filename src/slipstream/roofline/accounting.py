@@ -49,9 +49,10 @@ class StepRecord(NamedTuple):
     """One step, from the end of the kernels of the step before; `begun` is when its own began.
 
     Seconds between the two: `idle` while no request was open, `outside` while one was and nothing below happened;
-    `scheduling` is planning and building the rows, `dispatch` the way into the kernels and back, `output` what became
-    of the tokens of the step before (stop conditions, text), `accounting` keeping these accounts. What of this was
-    done while kernels ran is `hidden`, and not part of the others. `classes` [classes] are the kernels' seconds by
+    `scheduling` is planning and building the rows, `drafting` making the drafts in them, `dispatch` the way into the
+    kernels and back, `output` what became of the tokens of the step before (stop conditions, text), `accounting`
+    keeping these accounts. What of this was done while kernels ran is `hidden`, and not part of the others. `classes`
+    [classes] are the kernels' seconds by
     class and `kernels` all of them; `stolen` is how long a thread of them could not run.
     """
 
@@ -68,11 +69,12 @@ class StepRecord(NamedTuple):
     spans: tuple[SpanRecord, ...] | ShiftedSpans
     accounting: float = 0.0
     hidden: float = 0.0
+    drafting: float = 0.0
 
     @property
     def seconds(self) -> float:
         """The step's wall time, waiting for requests and for the caller left out."""
-        return self.scheduling + self.dispatch + self.kernels + self.output
+        return self.scheduling + self.drafting + self.dispatch + self.kernels + self.output
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Totals:
     output: float = 0.0
     accounting: float = 0.0
     hidden: float = 0.0
+    drafting: float = 0.0
     stolen: float = 0.0
     rows: Counter[str] = field(default_factory=Counter)
     step_rows: Counter[int] = field(default_factory=Counter)
@@ -133,6 +136,7 @@ class Accounting:
         totals.output += record.output
         totals.accounting += record.accounting
         totals.hidden += record.hidden
+        totals.drafting += record.drafting
         totals.stolen += record.stolen
         totals.logit_rows += shape.logit_rows
         totals.kv_bytes += shape.kv_bytes

@@ -28,6 +28,7 @@ ADVICE = {
     "packing": "weights that take more bytes packed than in their file",
     "sampling": "drawing the token; fewer filters and no log-probabilities make it cheaper",
     "scheduling": "planning on the host; it counts most for small models",
+    "drafting": "making drafts; a smaller drafter or shorter drafts cost less",
     "output": "stop conditions and text after each token",
     "accounting": "keeping these accounts",
     "outside": "whoever consumes the tokens (printing, HTTP) between steps",
@@ -187,6 +188,7 @@ def split(
             sums.add("outside", record.outside)
             sums.add("accounting", record.accounting)
         sums.add("scheduling", record.scheduling + record.dispatch)
+        sums.add("drafting", record.drafting)
         sums.add("output", record.output)
         _split_step(sums, record, own, limits, cost, cache, classes)
     if not tokens:
@@ -214,6 +216,8 @@ def _split_step(
     no_prefill = [s for s in record.spans if s in own or s.kind != "prefill"]
     everything, decodes, mine = record.shape, _shape(no_prefill, cache), _shape(own, cache)
     without_prefill, without_others = _without(cost, decodes, everything), _without(cost, mine, everything)
+    useful = [s._replace(rows=s.tokens, logit_rows=s.tokens) if s.kind == "verify" and s.tokens else s for s in own]
+    without_wasted = _without(cost, _shape(useful, cache), mine)
     in_classes = float(record.classes.sum())
     # A thread that could not run holds up whatever was running: it is taken off all classes alike.
     running = 1.0 - min(record.stolen / in_classes, 1.0) if in_classes else 1.0
@@ -223,6 +227,8 @@ def _split_step(
         sums.add("foreign prefill", seconds * (1.0 - without_prefill.of(name)))
         sums.add("other decodes", seconds * (without_prefill.of(name) - without_others.of(name)))
         seconds *= without_others.of(name)
+        sums.add("wasted drafts", seconds * (1.0 - without_wasted.of(name)))
+        seconds *= without_wasted.of(name)
         sums.add("threads", seconds * (1.0 - limits.all_cores.get(name, 1.0)))
         seconds *= limits.all_cores.get(name, 1.0)
         if not own:
