@@ -135,8 +135,34 @@ def _replay(r: dict[str, Any]) -> str:
     )
 
 
+def _spec(r: dict[str, Any]) -> str:
+    by = "; ".join(
+        f"{name} S {e['speedup']:.2f} (answers {e['spread']['min']:.2f}-{e['spread']['max']:.2f}; tau {e['tau']:.2f}, "
+        f"{e['accepted']} of {e['drafted']} drafts)"
+        for name, e in r["categories"].items()
+    )
+    cost = f"v(K + 1) for K = 1, 4, 8: {', '.join(format(r['verify_cost'][k], '.2f') for k in ('1', '4', '8'))}"
+    cost += f", c {r['c']:.3f}" if r["c"] else ""
+    forced = f"; drafts accepted by force, {r['forced_acceptance']:.0%}" if "forced_acceptance" in r else ""
+    same = "answers those of plain decoding" if r["identical"] else "answers NOT those of plain decoding"
+    return (
+        f"{r['speculative']}, {r['prompt_set']}, temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
+        f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{forced}"
+    )
+
+
+def _spec_streams(r: dict[str, Any]) -> str:
+    return (
+        f"{r['speculative']}, {r['prompt_set']}, {r['streams']} streams: {r['tok_s']:.0f} against "
+        f"{r['plain_tok_s']:.0f} tokens/s, S {r['speedup']:.3f} (turns {r['spread']['min']:.3f}-{r['spread']['max']:.3f}); TPOT p99 "
+        f"{r['tpot']['p99'] * 1e3:.1f} against {r['plain_tpot']['p99'] * 1e3:.1f} ms; tau {r['tau']:.2f}"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
+        ("categories", "speculation", _spec),
+        ("plain_tpot", "speculation, many streams", _spec_streams),
         ("serve_streams", "serving", _serve),
         ("goodput", "trace", _replay),
         ("beside", "serving beside another", _beside),

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from slipstream.cli import bench, bench_serving, ceiling, chat, explain, generate, levers, probe, pull, quality, serve
+from slipstream.cli import (
+    bench,
+    bench_serving,
+    bench_spec,
+    ceiling,
+    chat,
+    explain,
+    generate,
+    levers,
+    probe,
+    pull,
+    quality,
+    serve,
+)
 from slipstream.errors import SlipstreamError, UsageError
 
 app = typer.Typer(
@@ -27,6 +40,7 @@ app.command("serve")(serve.serve)
 app.command("quality")(quality.quality)
 bench.app.command("serve")(bench_serving.serve)
 bench.app.command("replay")(bench_serving.replay_trace)
+bench.app.command("spec")(bench_spec.spec)
 app.add_typer(bench.app, name="bench")
 
 

@@ -67,10 +67,17 @@ class Speculative:
     kind: str
     reference: str = ""
     tree: TreeShape | None = None
+    only: bool = False
+    """Whether nothing is drafted from text that was there before."""
 
     @classmethod
     def parse(cls, text: str) -> Speculative:
         """Raises UsageError for a value that cannot be one."""
+        if text.endswith(",only"):
+            wanted = replace(cls.parse(text.removesuffix(",only")), only=True)
+            if not wanted.reference:
+                raise UsageError(f"only a draft model or a drafter's folder can draft alone, not {wanted.kind}")
+            return wanted
         text, _, tree = text.partition(",tree=")
         if tree:
             sizes = [int(size) if size.isdigit() else 0 for size in tree.split("x")]
@@ -85,7 +92,7 @@ class Speculative:
             return cls("folder", text)
         raise UsageError(
             "--speculative is auto, off, ngram, suffix, draft:MODEL or a drafter's folder (with a /), "
-            f"perhaps with ,tree=TOKENSxDEPTHxBRANCHES, not {text!r}"
+            f"perhaps with ,tree=TOKENSxDEPTHxBRANCHES or ,only; not {text!r}"
         )
 
 
@@ -141,7 +148,7 @@ def load_speculative(
         log.warning("%s", warning)
     model = load_model(reference, replace(options, taps=folder.config.taps), progress)
     drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), drawing, wanted.tree)
-    return model, Controller([SuffixDrafter(), drafter], card)
+    return model, Controller([drafter] if wanted.only else [SuffixDrafter(), drafter], card)
 
 
 def _controller(wanted: Speculative, model: Model, progress: Progress | None, drawing: Drawing) -> Controller | None:
@@ -151,7 +158,8 @@ def _controller(wanted: Speculative, model: Model, progress: Progress | None, dr
         case "ngram":
             return Controller([SuffixDrafter(learn=False)])
         case "draft":
-            return Controller([SuffixDrafter(), load_model_drafter(wanted.reference, model, progress, drawing)])
+            drafter = load_model_drafter(wanted.reference, model, progress, drawing)
+            return Controller([drafter] if wanted.only else [SuffixDrafter(), drafter])
     return Controller([SuffixDrafter()])
 
 

@@ -1,0 +1,112 @@
+"""slipstream bench spec: what drafts bring on given prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.bench import Out, report
+from slipstream.cli.options import (
+    JsonOption,
+    KvCacheDtype,
+    MaxModelLen,
+    ModelArgument,
+    Quantization,
+    Speculation,
+    Threads,
+    Verify,
+    load_options,
+    open_drafted,
+    progress_bar,
+    table,
+)
+from slipstream.errors import UsageError
+
+
+def spec(
+    model: ModelArgument,
+    prompts: Annotated[Path, typer.Option("--prompts", help="JSON lines: Spec-Bench, HumanEval, OpenAI messages, …")],
+    speculative: Speculation = "auto",
+    verify: Verify = "exact",
+    limit: Annotated[int, typer.Option("--limit", help="Prompts of each category.")] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 128,
+    temperature: Annotated[float, typer.Option()] = 0.0,
+    streams: Annotated[int, typer.Option(help="Answers at a time; more than 1 measures throughput.")] = 1,
+    turns: Annotated[int, typer.Option(help="Turns of plain and drafted, with more than one stream.")] = 3,
+    force_accept: Annotated[
+        float | None,
+        typer.Option(
+            "--force-accept", help="Accept drafts with this chance, whatever they say: for measuring v and d."
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+    out: Out = None,
+    max_model_len: MaxModelLen = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Answer prompts plain and drafted, by turns: S, tau, and what verifying and drafting cost."""
+    from dataclasses import replace
+
+    from slipstream.bench.prompts import read_talks
+    from slipstream.bench.spec import forced, measure, side_by_side
+    from slipstream.program.sampling import SamplingParams
+    from slipstream.speculation import ForcedVerification
+
+    if limit < 1 or max_tokens < 2 or streams < 1 or turns < 1:
+        raise UsageError("--limit, --streams and --turns must be positive, --max-tokens at least 2")
+    if speculative == "off":
+        raise UsageError("--speculative off leaves nothing to measure")
+    if force_accept is not None and not 0.0 <= force_accept <= 1.0:
+        raise UsageError("--force-accept is from 0 to 1")
+    talks = read_talks(prompts, limit)
+    options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
+    drafted = open_drafted(model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False)
+    assert drafted.cost is not None
+    assert drafted.controller is not None
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+    with progress_bar() as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar("measuring", done, total)
+
+        if streams > 1:
+            result = side_by_side(
+                drafted.model, drafted.cost, drafted.controller, talks, params, streams, turns, progress
+            )
+        else:
+            verification = ForcedVerification(force_accept) if force_accept is not None else drafted.verification
+            result = measure(drafted.model, drafted.cost, drafted.controller, verification, talks, params, progress)
+            if force_accept is not None:
+                result = forced(result, force_accept)
+    result |= {"kind": "spec", "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
+    report(result, json_output, out)
+    if not json_output:
+        _table(result)
+
+
+def _table(result: dict[str, Any]) -> None:
+    title = f"{result['model']}, --speculative {result['speculative']}, {result['prompt_set']}"
+    if "categories" not in result:
+        rows = [
+            ("throughput", f"{result['tok_s']:.0f} against {result['plain_tok_s']:.0f} tokens/s"),
+            ("S", f"{result['speedup']:.3f}"),
+            ("p99 of seconds per token", f"{result['tpot']['p99']:.4f} against {result['plain_tpot']['p99']:.4f}"),
+        ]
+        table(f"{title}, {result['streams']} streams", rows)
+        return
+    entries: list[tuple[str, ...]] = [
+        (
+            name, f"{e['plain_tok_s']:.1f}", f"{e['tok_s']:.1f}", f"{e['speedup']:.2f}", f"{e['tau']:.2f}",
+            f"{e['accepted']}/{e['drafted']}",
+        )
+        for name, e in result["categories"].items()
+    ]  # fmt: skip
+    table(title, entries, ("category", "plain tok/s", "drafted tok/s", "S", "tau", "accepted"))
+    same = "the same as plain decoding" if result["identical"] else "NOT those of plain decoding"
+    verify = ", ".join(f"{k}: {v:.2f}" for k, v in result["verify_cost"].items())
+    print(f"mean S {result['mean_speedup']:.3f}, least {result['least_speedup']:.3f}; answers are {same}")
+    print(f"verifying K drafts costs, in steps of one row: {verify}; a pass of the drafter c = {result['c']:.3f}")
