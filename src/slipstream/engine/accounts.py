@@ -56,7 +56,8 @@ def observation(record: StepRecord) -> Observation:
     """A step as the cost model learns from it."""
     body, head, attention = parts_of(record.classes)
     host = record.scheduling + record.dispatch + record.output + max(record.kernels - body - head - attention, 0.0)
-    return Observation(record.shape, body, head, attention, host)
+    drafted = not isinstance(record.spans, ShiftedSpans) and any(span.kind == "verify" for span in record.spans)
+    return Observation(record.shape, body, head, attention, host, drafted)
 
 
 def parts_of(classes: Float64Array) -> tuple[float, float, float]:
@@ -162,7 +163,7 @@ class StepAccounts:
         for index, marks in enumerate(pending):
             record = self._record(marks)
             self._accounting.add(record)
-            if self._cost is not None and index % self.OBSERVED == 0:
+            if self._cost is not None and (index % self.OBSERVED == 0 or marks.flight.drafts):
                 self._cost.observe(observation(record))
 
     def _record(self, marks: _Marks) -> StepRecord:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from slipstream.roofline.probe import processor_name
 
 log = logging.getLogger(__name__)
 
-COST_VERSION = 2
+COST_VERSION = 3
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 MOST_DECODES = 32
 """Rows that each come from a sequence of their own; more are probed as chunks of one prompt."""
@@ -113,8 +114,9 @@ def fit_cost(model: Model, progress: Progress | None = None, *, quick: bool = Fa
     observations: list[Observation] = []
     too_long = model.max_rows + 1
     begun = time.perf_counter()
+    shuffled = random.Random(0)
     for turn in range(MOST_TURNS):
-        for rows in steps:
+        for rows in steps if not turn else shuffled.sample(steps, len(steps)):
             if len(rows) >= too_long or (turn and time.perf_counter() - begun > budget):
                 continue
             seen = observe(model, rows)

@@ -116,7 +116,10 @@ class Drafting:
         if self.controller is not None and flight.drafts:
             forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
             plain = forecast.plain * sum(flight.tokens) / decodes
-            self.controller.pace.add(time.perf_counter() - flight.begun, plain, forecast.speedup)
+            spent = time.perf_counter() - flight.begun
+            self.controller.pace.add(spent, plain, forecast.speedup)
+            if len(flight.rows) == decodes + sum(map(len, flight.drafts.values())):  # no prompts among them
+                self.controller.verified(spent - forecast.drafting - forecast.plain, forecast.extra)
 
     @property
     def _neural(self) -> Drafter | None:

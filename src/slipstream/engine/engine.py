@@ -229,7 +229,7 @@ class Engine:
         drafts, drafting = self._drafting.drafts(plan)
         flight = Flight.of(plan.spans, begun, drafts)
         if drafts:
-            flight.forecast = Forecast(plan.plain, plan.speedup, drafting)
+            flight.forecast = Forecast(plan.plain, plan.speedup, drafting, plan.extra)
         self.last_step = flight.rows, flight.draws
         flight.depart()
         for sequence, rows, _ in plan.spans:
@@ -321,6 +321,7 @@ class Engine:
         return State(
             time.perf_counter(), self._sequences, self.pool, self.limits, self.served, self._accounts.snapshot,
             self.model.cache.bytes_per_token, self._holdings.peek, self.spare.free, offers or {}, draft_pass,
+            self.controller.dearness if self.controller is not None else 1.0,
         )  # fmt: skip
 
     def _take(self, span: SpanPlan) -> None:

@@ -30,12 +30,13 @@ class Leg(NamedTuple):
 class Forecast:
     """What a step with drafts was expected to bring: seconds its decodes would take without, and how much faster it is.
 
-    `drafting` are the seconds that its drafts took to make.
+    `drafting` are the seconds that its drafts took to make, `extra` those that verifying them should add.
     """
 
     plain: float = 0.0
     speedup: float = 1.0
     drafting: float = 0.0
+    extra: float = 0.0
 
 
 @dataclass(slots=True)

@@ -19,10 +19,14 @@ from slipstream.program import StepShape
 
 Float64Array = npt.NDArray[np.float64]
 
-LEARNING = 0.01
+LEARNING = 0.015
 """Share of a surprise that a knot takes over from one step."""
-PACING = 0.02
+DRAFTED_HOST = 3e-4
+"""Seconds that the host adds to a step with drafts, until some were seen."""
+PACING = 0.03
 """Share of a surprise that is put down to the whole machine, whose speed drifts."""
+MOST_EXTRA = 1e-3
+"""Seconds by which a step's host time may exceed what is expected and still be learned from."""
 MOST_SURPRISE = 0.4
 """Logarithm at which a step's surprise is cut off: one disturbed step moves little."""
 LEAST = 1e-9
@@ -67,7 +71,7 @@ class CostModel:
     """An immutable snapshot. `attention` are seconds of a step, a row, a row × token of context, a byte of cache.
 
     `pace` is how much slower the machine is now than when the rest was fitted, `copy` seconds of copying a byte of
-    the cache from one block to another.
+    the cache from one block to another, `drafted` what the host adds to a step that verifies drafts.
     """
 
     body: Curve
@@ -76,6 +80,7 @@ class CostModel:
     host: float = 0.0
     pace: float = 1.0
     copy: float = 0.0
+    drafted: float = DRAFTED_HOST
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
@@ -127,6 +132,8 @@ class Observation:
     head: float
     attention: float
     host: float
+    drafted: bool = False
+    """Whether it verified drafts."""
 
     @property
     def seconds(self) -> float:
@@ -135,7 +142,10 @@ class Observation:
 
 
 def fit(observations: Sequence[Observation], copy: float = 0.0) -> CostModel:
-    """The model of some probing steps; counts that were probed become knots. Medians, so that noise counts little."""
+    """The model of some probing steps; counts that were probed become knots.
+
+    Lower quartiles: whatever disturbs a step makes it longer.
+    """
     if not observations:
         raise ValueError("a cost model needs steps to be fitted to")
     body = _curve([(o.shape.rows, o.body) for o in observations])
@@ -149,10 +159,10 @@ def _curve(points: Sequence[tuple[int, float]]) -> Curve:
     for count, seconds in points:
         by_count.setdefault(count, []).append(seconds)
     counts = sorted(by_count) or [1]
-    medians = np.maximum.accumulate([float(np.median(by_count.get(count, [0.0]))) for count in counts])
+    typical = np.maximum.accumulate([float(np.quantile(by_count.get(count, [0.0]), 0.25)) for count in counts])
     if len(counts) == 1:
-        return Curve((counts[0], counts[0] + 1), (float(medians[0]),) * 2)
-    return Curve(tuple(counts), tuple(medians.tolist()))
+        return Curve((counts[0], counts[0] + 1), (float(typical[0]),) * 2)
+    return Curve(tuple(counts), tuple(typical.tolist()))
 
 
 def _attention(observations: Sequence[Observation]) -> tuple[float, float, float, float]:
@@ -199,8 +209,14 @@ class OnlineCost:
         expected = model.attention_seconds(shape) / model.pace
         factor = math.exp(LEARNING * _cut(_surprise(seen.attention, expected)))
         fixed, row, pair, byte = (value * factor for value in model.attention)
-        host = model.host * math.exp(LEARNING * _cut(_surprise(step.host, model.host)))
-        self.model = replace(model, body=body, head=head, attention=(fixed, row, pair, byte), host=host)
+        host, drafted = model.host, model.drafted
+        if step.drafted:
+            drafted = max(0.0, drafted + LEARNING * max(-host, min(step.host - host - drafted, MOST_EXTRA)))
+        else:
+            host *= math.exp(LEARNING * _cut(_surprise(step.host, host)))
+        self.model = replace(
+            model, body=body, head=head, attention=(fixed, row, pair, byte), host=host, drafted=drafted
+        )
 
 
 def _cut(surprise: float) -> float:

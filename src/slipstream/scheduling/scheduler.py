@@ -52,8 +52,8 @@ class State:
     `sequences` are in order of arrival; `served` are the rows each tenant has had; `cost` prices steps, and without it
     only `limits.max_rows` bounds them. `kv_bytes` are those of a token in the cache; `peek` looks up how many tokens of
     a sequence that holds no blocks the prefix cache knows; `spare` blocks are free for what is moved out of the cache.
-    `offers` are what drafting is expected to bring, by id of the sequence, and `draft_pass` the seconds of a pass of
-    the drafter.
+    `offers` are what drafting is expected to bring, by id of the sequence, `draft_pass` the seconds of a pass of the
+    drafter, and `dearness` how much more verifying drafts lately cost than `cost` says.
     """
 
     now: float
@@ -67,6 +67,7 @@ class State:
     spare: int = 0
     offers: Mapping[int, Offer] = field(default_factory=dict)
     draft_pass: float = 0.0
+    dearness: float = 1.0
 
 
 class SpanPlan(NamedTuple):
@@ -87,7 +88,7 @@ class Plan(NamedTuple):
     Of the preempted, those in `saved` are moved out of the cache, the others computed again. `row_price` is how likely
     a draft must be to survive to be worth its row, `draft_price` to be worth the pass of the drafter as well; `plain`
     are the seconds that the decodes would take alone and without drafts, `speedup` what the drafts are expected to
-    bring.
+    bring, `extra` the seconds that verifying them adds by the cost model.
     """
 
     spans: list[SpanPlan]
@@ -99,6 +100,7 @@ class Plan(NamedTuple):
     draft_price: float = 0.0
     plain: float = 0.0
     speedup: float = 1.0
+    extra: float = 0.0
 
 
 def blocks_needed(sequence: Sequence, tokens: int) -> int:
@@ -148,7 +150,7 @@ class _Planner:
         return Plan(self.spans, self.preempted, self.saved, self.too_large, expired, *prices)
 
     def _add_drafts(self, bare: StepShape) -> tuple[float, ...]:
-        """Let drafts ride along where they pay; returns the plan's last four entries.
+        """Let drafts ride along where they pay; returns the plan's last five entries.
 
         Prompts in the step make rows dearer, but their own seconds are not held against the drafts.
         """
@@ -159,15 +161,16 @@ class _Planner:
         offers = [self._within(self.spans[i].sequence, state.offers[id(self.spans[i].sequence)]) for i in places]
         full, context = self._shape(), self.context // max(self.rows, 1)
 
-        def step(drafts: int) -> float:
-            return cost.seconds(
-                replace(
-                    full, rows=full.rows + drafts, logit_rows=full.logit_rows + drafts,
-                    row_context=full.row_context + drafts * context,
-                )
-            )  # fmt: skip
+        without = cost.seconds(full)
 
-        sunk = step(0) - cost.seconds(bare)
+        def step(drafts: int) -> float:
+            if not drafts:
+                return without
+            rows, logit_rows = full.rows + drafts, full.logit_rows + drafts
+            shape = replace(full, rows=rows, logit_rows=logit_rows, row_context=full.row_context + drafts * context)
+            return without + state.dearness * (cost.seconds(shape) - without + cost.drafted)
+
+        sunk = without - cost.seconds(bare)
         room = state.limits.max_rows - self.rows
         chosen = allot(offers, Prices(step, sunk, state.draft_pass), bare.rows, room)
         for place, drafts in zip(places, chosen.drafts, strict=True):
@@ -176,8 +179,9 @@ class _Planner:
             self.spans[place] = SpanPlan(sequence, 1, drafts)
         neural = sum(1 for offer, drafts in zip(offers, chosen.drafts, strict=True) if offer.neural and drafts)
         each = state.draft_pass / neural if neural else 0.0
-        row = chosen.rate * (step(1) - step(0))
-        return row, row + chosen.rate * each, cost.seconds(bare), chosen.speedup
+        row = chosen.rate * (step(2) - step(1))  # the first one alone bears what all drafts cost the host
+        extra = (step(sum(chosen.drafts)) - without) / state.dearness
+        return row, row + chosen.rate * each, cost.seconds(bare), chosen.speedup, extra
 
     def _within(self, sequence: Sequence, offer: Offer) -> Offer:
         """No drafts past the last token that a sequence may have."""

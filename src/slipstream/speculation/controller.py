@@ -36,6 +36,12 @@ who expects little never finds out.
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
 MOST_TAGS = 256
+LEARNING, LEAST_DEARNESS, MOST_DEARNESS = 0.08, 0.3, 4.0
+"""Share of what a step showed that goes into the dearness of drafts, and what a step can show at most."""
+SAMPLED = 0.8
+"""How likely drafts from text are to be accepted where an answer is sampled, beside one that is not, before anything
+was seen.
+"""
 ENOUGH_ROUNDS, FAR_UNDER = 200, 0.6
 """Verifications after which a drafter is compared with its card, and the share of its promise that is too little."""
 POSITION_PRIOR = 0.6
@@ -69,8 +75,10 @@ class Controller:
         """`card` is what the neural drafter promises."""
         self.drafters, self.card = list(drafters), card or Card()
         self.pace = Pace()
+        self.dearness = 1.0
+        """How much more verifying drafts lately cost than the cost model says: machines have moods."""
         self._tracks: dict[int, _Track] = {}
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, bool], _Known] = OrderedDict()
         self._ready: dict[int, tuple[Drafter, Draft | None]] = {}
 
     @property
@@ -82,21 +90,20 @@ class Controller:
         """What drafting would bring for answers that are about to decode, all their tokens known; by id."""
         self._ready.clear()
         offers: dict[int, Offer] = {}
-        rows = _RowSeconds(cost, len(eligible), eligible[0].computed)
-        plain = cost.seconds(StepShape(len(eligible), len(eligible), 0, sum(a.length for a in eligible)))
-        rate = len(eligible) / plain
-        neural = self.neural
-        each = neural.pass_seconds(len(eligible)) / len(eligible) if neural is not None else 0.0
+        prices: _Prices | None = None  # most steps have no offers, and need none
         for answer in eligible:
             most, best = answer.limit - answer.length - 1, 0.0
             if most <= 0:
                 continue
-            track = self._tracks.setdefault(id(answer), _Track())
+            track = self._tracks.get(id(answer))
+            if track is None:
+                track = self._tracks[id(answer)] = _Track()
             for drafter in self.drafters:
                 draft, offer = self._offer(drafter, answer, track, most)
                 if offer is None:
                     continue
-                gain = _gain(offer, rate, rows, each)
+                prices = prices or _Prices(cost, eligible, self.dearness, self.neural)
+                gain = prices.gain(offer)
                 if drafter.neural and gain <= 0.0:
                     self._pause(answer)
                 if gain > best:
@@ -169,7 +176,7 @@ class Controller:
         """
         accepted = len(held)
         drafter = next(d for d in self.drafters if d.name == draft.drafter)
-        track, known = self._tracks.get(id(answer), _Track()), self._knows(drafter, answer.tag)
+        track, known = self._tracks.get(id(answer), _Track()), self._knows(drafter, answer)
         depth = max(draft.depths) + 1
         tried = accepted if ended else min(accepted + 1, depth)
         known.counts.add(len(draft), accepted, tried)
@@ -188,6 +195,12 @@ class Controller:
                 positions.observe(index, float(index < accepted))
                 known.positions.observe(index, float(index < accepted))
         return tried
+
+    def verified(self, extra: float, expected: float) -> None:
+        """Verifying the drafts of a step took so much more than plain decoding would have."""
+        if expected > 0:
+            seen = min(max(extra / expected, LEAST_DEARNESS), MOST_DEARNESS)
+            self.dearness += LEARNING * (seen - self.dearness)
 
     def draft_pass(self, answers: int) -> float:
         """Seconds of one pass of the neural drafter over so many answers."""
@@ -225,14 +238,23 @@ class Controller:
 
     def counts(self) -> dict[tuple[str, str], Counts]:
         """What drafting brought since the start, by drafter and tag."""
-        return {key: known.counts for key, known in self._known.items()}
+        total: dict[tuple[str, str], Counts] = {}
+        for (drafter, tag, _), known in self._known.items():
+            total.setdefault((drafter, tag), Counts()).merge(known.counts)
+        return total
 
-    def _knows(self, drafter: Drafter, tag: str) -> _Known:
-        key = (drafter.name, tag)
+    def _knows(self, drafter: Drafter, answer: Answer) -> _Known:
+        sampled = answer.params.temperature > 0
+        key = (drafter.name, answer.tag, sampled)
         known = self._known.get(key)
         if known is None:
+            share = SAMPLED if sampled and not drafter.neural else 1.0
+
+            def prior(draft_class: int) -> float:
+                return share * drafter.prior(draft_class)
+
             known = self._known[key] = _Known(
-                Acceptance(drafter.classes, drafter.prior, TAG_MEMORY, TAG_WEIGHT),
+                Acceptance(drafter.classes, prior, TAG_MEMORY, TAG_WEIGHT),
                 Acceptance(drafter.most, lambda position: POSITION_PRIOR, TAG_MEMORY, TAG_WEIGHT),
             )
             if len(self._known) > MOST_TAGS:
@@ -241,38 +263,45 @@ class Controller:
 
     def _chances(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
         if drafter.name not in track.classes:
-            prior = self._knows(drafter, answer.tag).classes.chance
+            prior = self._knows(drafter, answer).classes.chance
             track.classes[drafter.name] = Acceptance(drafter.classes, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
         return track.classes[drafter.name]
 
     def _positions(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
         if drafter.name not in track.positions:
-            prior = self._knows(drafter, answer.tag).positions.chance
+            prior = self._knows(drafter, answer).positions.chance
             track.positions[drafter.name] = Acceptance(drafter.most, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
         return track.positions[drafter.name]
 
 
-class _RowSeconds:
-    """Seconds that so many more verified rows add to a step of `rows` decodes at some context."""
+class _Prices:
+    """What drafts cost in a step of `eligible` decodes, each taken as the only one that drafts."""
 
-    def __init__(self, cost: CostModel, rows: int, context: int):
-        self._cost, self._rows, self._context = cost, rows, context
-        self._known = [0.0]
+    def __init__(self, cost: CostModel, eligible: Sequence[Answer], dearness: float, neural: Drafter | None):
+        count = len(eligible)
+        self._cost, self._rows, self._dearness = cost, count, dearness
+        self._context = eligible[0].computed
+        plain = cost.seconds(StepShape(count, count, 0, sum(answer.length for answer in eligible)))
+        self._rate = count / plain
+        self._pass = neural.pass_seconds(count) / count if neural is not None else 0.0
+        self._verify = [0.0]
 
-    def __getitem__(self, drafts: int) -> float:
-        cost, known = self._cost, self._known
+    def verify(self, drafts: int) -> float:
+        """Seconds that verifying so many drafts adds."""
+        cost, known = self._cost, self._verify
         while len(known) <= drafts:
             rows = self._rows + len(known)
             added = cost.body.slope(rows - 1) + cost.head.slope(rows - 1)
-            known.append(known[-1] + cost.pace * (added + cost.attention[1] + cost.attention[2] * self._context))
+            more = cost.pace * (added + cost.attention[1] + cost.attention[2] * self._context)
+            more += cost.drafted if len(known) == 1 else 0.0
+            known.append(known[-1] + self._dearness * more)
         return known[drafts]
 
-
-def _gain(offer: Offer, rate: float, rows: _RowSeconds, draft_pass: float) -> float:
-    """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
-    tokens, best = 0.0, 0.0
-    for drafts, chance in enumerate(offer.survival, 1):
-        tokens += chance
-        seconds = rows[drafts] + offer.setup + offer.passes_for(drafts) * draft_pass
-        best = max(best, tokens - rate * seconds)
-    return best
+    def gain(self, offer: Offer) -> float:
+        """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
+        tokens, best = 0.0, 0.0
+        for drafts, chance in enumerate(offer.survival, 1):
+            tokens += chance
+            seconds = self.verify(drafts) + offer.setup + offer.passes_for(drafts) * self._pass
+            best = max(best, tokens - self._rate * seconds)
+        return best

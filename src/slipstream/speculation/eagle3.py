@@ -27,6 +27,10 @@ from slipstream.speculation.settings import PRIORS, DraftSettings, Drawing, clas
 from slipstream.speculation.tapped import Float32Array, TappedDrafter
 
 
+_MANY = 4
+"""Rows of one answer in a pass that drafts; where more wait, they are run before."""
+
+
 class Passed(NamedTuple):
     """What a pass came to, for each of its drawing rows: tokens, the drafter's hidden states [rows, hidden], and what
     the tokens were drawn from.
@@ -71,7 +75,7 @@ class Eagle3Drafter(TappedDrafter):
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """One pass after the other over all answers whose drafts are still likely enough to survive."""
         chains = Chains(asks, self.name)
-        going = list(range(len(asks)))[: self._max_rows // 2]
+        going = list(range(len(asks)))[: self._max_rows // (2 * _MANY)]
         passed: Passed | None = None
         kept: list[int] = []
         while going:
@@ -94,6 +98,7 @@ class Eagle3Drafter(TappedDrafter):
 
     def _first(self, answers: Sequence[Answer], likeliest: int = 0) -> Passed:
         """Take in what waits, and draw after the last known token of each."""
+        self._take_in([a for a in answers if self._waiting[id(a)].count > _MANY], keep=1)
         pieces, inputs = [], []
         for answer in answers:
             waiting = self._waiting[id(answer)]
@@ -119,10 +124,13 @@ class Eagle3Drafter(TappedDrafter):
             proposals = [self._settings.proposal(output.logits[row], draws, row) for row in range(len(draws))]
         return Passed(output.drawn, output.taps[HIDDEN][rows.logit_rows], proposals)
 
-    def _take_in(self, answers: Sequence[Answer]) -> None:
+    def _take_in(self, answers: Sequence[Answer], keep: int = 0) -> None:
+        """Take in what waits but for the last `keep` rows."""
         for answer in answers:
             waiting = self._waiting[id(answer)]
-            while (count := min(waiting.count, len(answer.tokens) - waiting.start - 1, self._max_rows)) > 0:
+            while (
+                count := min(waiting.count, len(answer.tokens) - waiting.start - 1, self._max_rows + keep) - keep
+            ) > 0:
                 start = waiting.start + 1
                 piece = Piece(answer, start, answer.tokens[start : start + count])
                 self.over_taps.step(rows_of([piece], "none"), None, inputs=waiting.take(count))
