@@ -26,7 +26,6 @@ from slipstream.speculation.rows import Piece, rows_of
 from slipstream.speculation.settings import PRIORS, DraftSettings, Drawing, class_of
 from slipstream.speculation.tapped import Float32Array, TappedDrafter
 
-
 _MANY = 4
 """Rows of one answer in a pass that drafts; where more wait, they are run before."""
 
