@@ -344,11 +344,19 @@ NB_MODULE(_native, m) {
   nb::class_<SuffixIndex>(m, "SuffixIndex")
       .def(nb::init<int, int>(), nb::arg("capacity"), nb::arg("least"))
       .def("append", [](SuffixIndex& s, const std::vector<int32_t>& tokens) { s.append(tokens.data(), (int)tokens.size()); }, nb::arg("tokens"))
-      .def("propose", [](const SuffixIndex& s, const std::vector<int32_t>& context, int most) {
-        SuffixIndex::Proposal p = s.propose(context.data(), (int)context.size(), most);
+      .def("propose", [](const SuffixIndex& s, const SuffixIndex* learned, int most) -> std::optional<std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<float>>> {
+        int32_t context[SuffixIndex::kMostMatch];
+        const int count = s.tail(context);
+        SuffixIndex::Proposal p = s.propose(context, count, most);
+        if (learned) {
+          SuffixIndex::Proposal other = learned->propose(context, count, most);
+          if (!other.tokens.empty() && (p.tokens.empty() || other.matched[0] > p.matched[0])) p = std::move(other);
+        }
+        if (p.tokens.empty()) return std::nullopt;
         return std::make_tuple(p.tokens, p.matched, p.share);
-      }, nb::arg("context"), nb::arg("most"))
+      }, nb::arg("learned").none(), nb::arg("most"))
       .def_prop_ro("bytes", &SuffixIndex::bytes)
+      .def_prop_ro("appended", &SuffixIndex::appended)
       .def("__len__", &SuffixIndex::size);
 
   nb::class_<Draws>(m, "Draws")

@@ -58,6 +58,12 @@ void SuffixIndex::append(const int32_t* tokens, int count) {
   }
 }
 
+int SuffixIndex::tail(int32_t* out) const {
+  const int count = std::min(size(), kMostMatch);
+  for (int i = 0; i < count; ++i) out[i] = at(end_ - count + i);
+  return count;
+}
+
 int SuffixIndex::matched(int64_t position, const int32_t* context, int count) const {
   int length = 0;
   while (length < count && length < kMostMatch && kept(position - 1 - length) && at(position - 1 - length) == context[count - 1 - length]) ++length;

@@ -25,7 +25,10 @@ class SuffixIndex {
   void append(const int32_t* tokens, int count);
   // What is proposed after `context`, at most `most` tokens.
   Proposal propose(const int32_t* context, int count, int most) const;
+  // The last tokens, kMostMatch at most, oldest first; returns how many.
+  int tail(int32_t* out) const;
   int size() const { return (int)(end_ < capacity_ ? end_ : capacity_); }
+  int64_t appended() const { return end_; }
   size_t bytes() const { return (tokens_.size() + before_.size() + heads_.size() * 2) * sizeof(int32_t); }
 
  private:

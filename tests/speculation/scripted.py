@@ -12,7 +12,9 @@ from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Drafter
 
-FREE = CostModel(Curve((1, 512), (1e-3, 1.0001e-3)), Curve((1, 512), (1e-4, 1.0001e-4)), (0.0, 0.0, 0.0, 0.0))
+FREE = CostModel(
+    Curve((1, 512), (1e-3, 1.0001e-3)), Curve((1, 512), (1e-4, 1.0001e-4)), (0.0, 0.0, 0.0, 0.0), drafted=0.0
+)
 """Rows cost next to nothing, so that the planner takes all drafts there are."""
 
 

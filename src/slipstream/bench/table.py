@@ -156,7 +156,8 @@ def _spec_streams(r: dict[str, Any]) -> str:
         f"{r['speculative']}, {r['prompt_set']}, {r['streams']} streams: {r['tok_s']:.0f} against "
         f"{r['plain_tok_s']:.0f} tokens/s, S {r['speedup']:.3f} "
         f"(turns {r['spread']['min']:.3f}-{r['spread']['max']:.3f}); TPOT p99 "
-        f"{r['tpot']['p99'] * 1e3:.1f} against {r['plain_tpot']['p99'] * 1e3:.1f} ms; tau {r['tau']:.2f}"
+        f"{r['tpot']['p99'] * 1e3:.1f} against {r['plain_tpot']['p99'] * 1e3:.1f} ms (turns "
+        f"{r['p99_tpot_ratio']['median']:.3f}); tau {r['tau']:.2f}"
     )
 
 

@@ -95,6 +95,7 @@ def _table(result: dict[str, Any]) -> None:
             ("throughput", f"{result['tok_s']:.0f} against {result['plain_tok_s']:.0f} tokens/s"),
             ("S", f"{result['speedup']:.3f}"),
             ("p99 of seconds per token", f"{result['tpot']['p99']:.4f} against {result['plain_tpot']['p99']:.4f}"),
+            ("by turns, one over the other", f"{result['p99_tpot_ratio']['median']:.3f}"),
         ]
         table(f"{title}, {result['streams']} streams", rows)
         return

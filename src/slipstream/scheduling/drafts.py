@@ -2,7 +2,8 @@
 
 The rule is that of DSpark's scheduler: sort the drafts of all sequences by how likely each is to survive, and take them
 as long as expected tokens ÷ seconds rises. Only what was estimated before the tokens are drawn counts, so that nothing
-depends on a later token.
+depends on a later token. And nobody pays for another's drafts: a step grows by no more than what whoever gains least in
+it gains himself, but for a little slack.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+SLACK = 0.02
+"""Share by which a step may grow for the sake of drafts although somebody in it gains nothing by them."""
 GIVE_UP = 0.9
 """Below this share of the best rate found, taking still more drafts is not looked into."""
 
@@ -103,12 +106,15 @@ def _best(
     extra = passes * draft_pass
     if passes:
         extra += sum(offer.setup for offer in offers if offer.neural)
-    tokens = float(decodes)
-    best, best_taken = (tokens / (seconds(0) + extra), 0)
-    for taken, (chance, _, _) in enumerate(candidates[:room], 1):
+    tokens, bare = float(decodes), seconds(0)
+    gains = [0.0] * max(decodes, len(offers))
+    best, best_taken = (tokens / (bare + extra), 0)
+    for taken, (chance, _, index) in enumerate(candidates[:room], 1):
         tokens -= chance
-        rate = tokens / (seconds(taken) + extra)
-        if rate > best:
+        gains[index] -= chance
+        took = seconds(taken) + extra
+        rate = tokens / took
+        if rate > best and took <= (1.0 + max(SLACK, min(gains))) * bare:
             best, best_taken = rate, taken
         elif rate < GIVE_UP * best:
             break

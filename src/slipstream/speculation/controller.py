@@ -92,14 +92,12 @@ class Controller:
         offers: dict[int, Offer] = {}
         prices: _Prices | None = None  # most steps have no offers, and need none
         for answer in eligible:
-            most, best = answer.limit - answer.length - 1, 0.0
-            if most <= 0:
-                continue
-            track = self._tracks.get(id(answer))
-            if track is None:
-                track = self._tracks[id(answer)] = _Track()
+            most, best = answer.limit - len(answer.tokens) - 1, 0.0
             for drafter in self.drafters:
-                draft, offer = self._offer(drafter, answer, track, most)
+                draft = None
+                if not drafter.neural and (draft := drafter.draft(answer, min(most, drafter.most))) is None:
+                    continue
+                offer = self._offer(drafter, answer, draft, most)
                 if offer is None:
                     continue
                 prices = prices or _Prices(cost, eligible, self.dearness, self.neural)
@@ -111,16 +109,14 @@ class Controller:
                     offers[id(answer)], self._ready[id(answer)] = offer, (drafter, draft)
         return offers
 
-    def _offer(self, drafter: Drafter, answer: Answer, track: _Track, most: int) -> tuple[Draft | None, Offer | None]:
-        most = min(most, drafter.most)
-        if not drafter.neural:
+    def _offer(self, drafter: Drafter, answer: Answer, draft: Draft | None, most: int) -> Offer | None:
+        """What a draft, or one that is still to be made, would bring."""
+        most, track = min(most, drafter.most), self._track(answer)
+        if draft is not None:
             chances = self._chances(drafter, answer, track)
-            draft = drafter.propose([Ask(answer, most, 0.0, chances.chance)])[0]
-            if draft is None:
-                return None, None
-            return draft, Offer(survival([chances.chance(c) for c in draft.classes]))
-        if answer.generated < track.resume or not drafter.ready(answer):
-            return None, None
+            return Offer(survival([chances.chance(c) for c in draft.classes]))
+        if answer.generated < track.resume or most <= 0 or not drafter.ready(answer):
+            return None
         positions = self._positions(drafter, answer, track)
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
         if drafter.ranked:  # a node's rank says how likely it is, whatever comes before it
@@ -129,7 +125,13 @@ class Controller:
         else:
             hopes = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
             ahead = survival(hopes)
-        return None, Offer(ahead, neural=True, passes=drafter.passes, setup=setup)
+        return Offer(ahead, neural=True, passes=drafter.passes, setup=setup)
+
+    def _track(self, answer: Answer) -> _Track:
+        track = self._tracks.get(id(answer))
+        if track is None:
+            track = self._tracks[id(answer)] = _Track()
+        return track
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
         """Make the drafts that a plan has room for, by id of the answer."""

@@ -76,6 +76,10 @@ class Drafter(ABC):
     def prior(self, draft_class: int) -> float:
         """How likely a draft of a class is to be accepted, before anything was seen."""
 
+    def draft(self, answer: Answer, most: int) -> Draft | None:
+        """A draft of at most `most` tokens from a drafter that takes no passes; it is asked at every step."""
+        return self.propose([Ask(answer, most, 0.0, lambda draft_class: 1.0)])[0] if most > 0 else None
+
     @abstractmethod
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A draft for each, None where there is nothing to propose."""
@@ -93,6 +97,9 @@ class Drafter(ABC):
     def scratch(self, drafts: int) -> int:
         """Slots after the last known token that making so many drafts takes."""
         return drafts
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget what was learned from answers that have ended."""
 
     def settle(self, answer: Answer) -> None:  # noqa: B027
         """An answer's blocks are about to be copied for another one: bring the state in them up to date."""

@@ -16,8 +16,6 @@ from slipstream.speculation.drafter import Ask, Drafter
 
 LEAST_MATCH = 3
 """Tokens that must agree before anything is proposed."""
-MOST_CONTEXT = 64
-"""Tokens of an answer that are compared with what was there before."""
 OWN_TOKENS = 1 << 17
 LEARNED_TOKENS = 1 << 18
 """Tokens that are kept of an answer, and of all earlier answers of a tenant."""
@@ -55,7 +53,7 @@ class SuffixDrafter(Drafter):
     def __init__(self, *, learn: bool = True, most: int = 16):
         self.name = "suffix" if learn else "ngram"
         self.learn, self.most = learn, most
-        self._own: dict[int, tuple[SuffixIndex, int]] = {}
+        self._own: dict[int, SuffixIndex] = {}
         self._learned: OrderedDict[str, SuffixIndex] = OrderedDict()
 
     def prior(self, draft_class: int) -> float:
@@ -64,30 +62,26 @@ class SuffixDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """The better one of what the answer itself and earlier answers have."""
-        return [self._propose(ask) for ask in asks]
+        return [self.draft(ask.answer, ask.most) for ask in asks]
 
-    def _propose(self, ask: Ask) -> Draft | None:
-        answer = ask.answer
-        own, context = self._index(answer), answer.tokens[-MOST_CONTEXT:]
-        tokens, matched, shares = own.propose(context, ask.most)
-        learned = self._learned.get(answer.tenant) if self.learn else None
-        if learned is not None:
-            others = learned.propose(context, ask.most)
-            if others[1] and (not matched or others[1][0] > matched[0]):
-                tokens, matched, shares = others
-        if not tokens:
+    def draft(self, answer: Answer, most: int) -> Draft | None:
+        """The draft of one answer; most answers have none, and are told so quickly."""
+        learned = self._learned.get(answer.tenant) if self._learned else None
+        found = self._index(answer).propose(learned, most) if most > 0 else None
+        if found is None:
             return None
+        tokens, matched, shares = found
         classes = [class_of(*pair) for pair in zip(matched, shares, strict=True)]
         return Draft.chain(tokens, classes, self.name)
 
     def _index(self, answer: Answer) -> SuffixIndex:
         """The answer's own index, up to date."""
-        index, fed = self._own.get(id(answer), (None, 0))
+        index = self._own.get(id(answer))
         if index is None:
-            index = SuffixIndex(OWN_TOKENS, LEAST_MATCH)
-        if fed < len(answer.tokens):
-            index.append(answer.tokens[fed:] if fed else answer.tokens)
-            self._own[id(answer)] = index, len(answer.tokens)
+            index = self._own[id(answer)] = SuffixIndex(OWN_TOKENS, LEAST_MATCH)
+            index.append(answer.tokens)
+        elif fresh := len(answer.tokens) - index.appended:
+            index.append(answer.tokens[-fresh:])
         return index
 
     def free(self, answer: Answer) -> None:
@@ -103,7 +97,11 @@ class SuffixDrafter(Drafter):
         self._learned.move_to_end(answer.tenant)
         index.append([*answer.tokens[max(0, answer.prompt_length - CONTEXT_LEARNED) :], BOUNDARY])
 
+    def forget(self) -> None:
+        """Forget earlier answers."""
+        self._learned.clear()
+
     @property
     def bytes(self) -> int:
         """Memory of everything kept."""
-        return sum(index.bytes for index, _ in self._own.values()) + sum(i.bytes for i in self._learned.values())
+        return sum(index.bytes for index in self._own.values()) + sum(i.bytes for i in self._learned.values())
