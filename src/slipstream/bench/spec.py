@@ -48,8 +48,7 @@ def measure(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """One answer after the other, plain and drafted by turns; decode time only, from the first token on."""
-    plain = Engine(model, cost)
-    drafted = Engine(model, cost, controller=controller, verification=verification)
+    engine = Engine(model, cost, controller=controller, verification=verification)
     sides: dict[str, tuple[_Side, _Side]] = defaultdict(lambda: (_Side(), _Side()))
     ratios: dict[str, list[float]] = defaultdict(list)
     identical = True
@@ -62,7 +61,8 @@ def measure(
                 break
             answers: dict[bool, tuple[list[int], float]] = {}
             for ours in (False, True) if number % 2 else (True, False):
-                answers[ours] = _answer(drafted if ours else plain, prompt, params, sides[talk.category][ours])
+                engine.drafting.resting = not ours
+                answers[ours] = _answer(engine, prompt, params, sides[talk.category][ours])
             identical &= answers[False][0] == answers[True][0]
             if answers[True][1] > 0 and answers[False][1] > 0:
                 ratios[talk.category].append(answers[False][1] / answers[True][1])

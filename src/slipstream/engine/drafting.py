@@ -27,6 +27,8 @@ class Drafting:
         self._verification = verification or ExactVerification()
         self._holdings = holdings
         self._quiet = 0
+        self.resting = False
+        """Whether nothing is drafted for now."""
 
     @property
     def wants_logits(self) -> bool:
@@ -46,7 +48,7 @@ class Drafting:
 
         Nothing is offered while a step is `under_way`: its tokens are not known.
         """
-        if self.controller is None or cost is None or under_way:
+        if self.controller is None or self.resting or cost is None or under_way:
             self._quiet += self._quiet > 0
             return {}, 0.0
         eligible = [s for s in sequences if s.blocks and not s.unknown and s.missing == 1 and s.waits_for is None]

@@ -59,7 +59,7 @@ class Engine:
             model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token,
             controller.neural if controller is not None else None,
         )  # fmt: skip
-        self._drafting = Drafting(controller, verification, self._holdings)
+        self.drafting = Drafting(controller, verification, self._holdings)
         if not prefix_cache:
             self._holdings.prefix = None
         self.timings: dict[int, Timings] = {}
@@ -103,7 +103,7 @@ class Engine:
     @property
     def controller(self) -> Controller | None:
         """What decides about drafts, if anything does."""
-        return self._drafting.controller
+        return self.drafting.controller
 
     @property
     def accounting(self) -> Accounting:
@@ -173,7 +173,7 @@ class Engine:
     def step(self) -> list[Chunk]:
         """See a step through and return its news, in the order of the sequences. The next one may be under way then."""
         chunks = [] if self._flights else self._launch()
-        if self._flights and self.ahead and self._drafting.unforeseen(self._flights[0]):
+        if self._flights and self.ahead and self.drafting.unforeseen(self._flights[0]):
             chunks += self._launch()
         return chunks + self._land() if self._flights else chunks
 
@@ -212,7 +212,7 @@ class Engine:
     def _launch(self) -> list[Chunk]:
         """Plan a step and start it; returns news of sequences that the plan ends."""
         begun = time.perf_counter()
-        offers, draft_pass = self._drafting.offers(self._sequences, self._accounts.snapshot, bool(self._flights))
+        offers, draft_pass = self.drafting.offers(self._sequences, self._accounts.snapshot, bool(self._flights))
         if not offers and self._steady is not None and self._repeat(self._steady, begun):
             return []
         plan = self.planner(self._state(offers, draft_pass))
@@ -226,7 +226,7 @@ class Engine:
             if self._sequences and not (chunks or plan.preempted or self._flights):
                 raise SlipstreamError("no sequence can run: the cache is too small")
             return chunks
-        drafts, drafting = self._drafting.drafts(plan)
+        drafts, drafting = self.drafting.drafts(plan)
         flight = Flight.of(plan.spans, begun, drafts)
         if drafts:
             flight.forecast = Forecast(plan.plain, plan.speedup, drafting, plan.extra)
@@ -253,11 +253,11 @@ class Engine:
 
     def _depart(self, flight: Flight) -> None:
         flight.planned = time.perf_counter()
-        if self.ahead and not (flight.drafts and self._drafting.wants_logits):
+        if self.ahead and not (flight.drafts and self.drafting.wants_logits):
             flight.output = None
             self.model.executable.submit(flight.rows, flight.draws)
         else:
-            logits = bool(flight.drafts) and self._drafting.wants_logits
+            logits = bool(flight.drafts) and self.drafting.wants_logits
             flight.output = self.model.executable.step(flight.rows, flight.draws, logits=logits)
         self._flights.append(flight)
 
@@ -268,7 +268,7 @@ class Engine:
         ran = time.perf_counter()
         unwanted = flight.unwanted()
         chunks: list[Chunk] = []
-        self._drafting.computed(flight)
+        self.drafting.computed(flight)
         if (drawn := output.drawn) is not None:
             tokens = drawn.token.tolist()
             for first, sequence in zip(flight.firsts, flight.drawing, strict=True):
@@ -281,7 +281,7 @@ class Engine:
                         flight.tokens.append(1)
                 elif flight.drafts:
                     flight.tokens.append(0)
-        self._drafting.step_landed(flight)
+        self.drafting.step_landed(flight)
         self._steady = flight if self._holds(flight) else None
         self._accounts.end(flight, unwanted, ran, bool(self._sequences))
         return chunks
@@ -296,7 +296,7 @@ class Engine:
         if sequence.ended:
             flight.tokens.append(0)
             return []
-        held, tokens = self._drafting.verify(flight, sequence, draft, first, drawn)
+        held, tokens = self.drafting.verify(flight, sequence, draft, first, drawn)
         chunks: list[Chunk] = []
         for place, token in enumerate(tokens):
             row = first + (1 + held[place - 1] if place else 0)
@@ -308,7 +308,7 @@ class Engine:
                 break
         flight.tokens.append(len(chunks))
         held, ended = held[: len(chunks)], chunks[-1].finish_reason is not None
-        tried = self._drafting.landed(sequence, draft, held, ended=ended)
+        tried = self.drafting.landed(sequence, draft, held, ended=ended)
         self.timings[sequence.request].drafts.add(len(draft), len(held), tried)
         return chunks
 
@@ -329,7 +329,7 @@ class Engine:
         timings = self._requests[sequence.request].timings
         if not sequence.blocks and timings.started is None:
             timings.started = time.perf_counter()
-        self._holdings.take(sequence, rows + drafts, self._drafting.scratch(drafts))
+        self._holdings.take(sequence, rows + drafts, self.drafting.scratch(drafts))
         timings.cached_tokens = max(timings.cached_tokens, sequence.cached)
 
     def _preempt(self, sequence: Sequence, *, save: bool) -> None:
@@ -363,7 +363,7 @@ class Engine:
         self._steady = None
         self._holdings.release(sequence)
         sequence.ended = True
-        self._drafting.free(sequence)
+        self.drafting.free(sequence)
         for other in self._sequences:
             if other.waits_for is sequence:
                 other.waits_for = None

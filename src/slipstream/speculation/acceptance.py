@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-ANSWER_MEMORY, TAG_MEMORY = 12.0, 400.0
+ANSWER_MEMORY, TAG_MEMORY = 12.0, 200.0
 """Observations of a class that count: an answer can change its subject, and then old ones mislead."""
-ANSWER_WEIGHT, TAG_WEIGHT = 3.0, 10.0
+ANSWER_WEIGHT, TAG_WEIGHT = 1.5, 5.0
 """Observations that what is known from elsewhere counts as."""
 
 

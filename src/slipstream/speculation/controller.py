@@ -33,6 +33,8 @@ TRIAL, HOPE = 4, 0.85
 """Drafts of a round that looks whether neural drafts pay, and the chance at which each of them is taken to be accepted:
 who expects little never finds out.
 """
+TEXT_RETRY, TEXT_TRIAL = 32, 2
+"""Of so many drafts from text that do not pay by what is known, one is tried all the same, this long at most."""
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
 MOST_TAGS = 256
@@ -54,6 +56,7 @@ class _Track:
 
     classes: dict[str, Acceptance] = field(default_factory=dict)
     positions: dict[str, Acceptance] = field(default_factory=dict)
+    declined: int = 0
     resume: int = 0
     pause: int = FIRST_PAUSE
     trial: bool = True
@@ -104,6 +107,9 @@ class Controller:
                 gain = prices.gain(offer)
                 if drafter.neural and gain <= 0.0:
                     self._pause(answer)
+                elif draft is not None and gain <= 0.0 and self._tries_again(answer):
+                    offer = Offer(survival([drafter.prior(c) for c in draft.classes[:TEXT_TRIAL]]))
+                    gain = prices.gain(offer)
                 if gain > best:
                     best = gain
                     offers[id(answer)], self._ready[id(answer)] = offer, (drafter, draft)
@@ -207,6 +213,12 @@ class Controller:
     def draft_pass(self, answers: int) -> float:
         """Seconds of one pass of the neural drafter over so many answers."""
         return self.neural.pass_seconds(answers) if self.neural is not None else 0.0
+
+    def _tries_again(self, answer: Answer) -> bool:
+        """Whether it is time to see if text that was there before helps by now."""
+        track = self._track(answer)
+        track.declined = (track.declined + 1) % TEXT_RETRY
+        return not track.declined
 
     def _pause(self, answer: Answer) -> None:
         """Leave an answer alone for which neural drafts do not pay, longer each time in a row; then try a short one."""

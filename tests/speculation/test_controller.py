@@ -1,0 +1,202 @@
+"""The controller: it learns what drafts are worth, leaves off where they are worth nothing, and finds out again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from slipstream.program import Draft, KVFormat, Namespace, StepShape
+from slipstream.program.sampling import SamplingParams
+from slipstream.roofline.cost import CostModel, Curve
+from slipstream.scheduling import Plan, SpanPlan
+from slipstream.scheduling import Sequence as Answer
+from slipstream.scheduling.drafts import Prices, allot
+from slipstream.speculation import Ask, Controller, Drafter
+from slipstream.speculation.card import Card
+from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE
+
+# 10 ms a step, 0.7 ms for each row more.
+COST = CostModel(Curve((1, 64), (9e-3, 53e-3)), Curve((1, 2), (1e-3, 1e-3)), (0, 0, 0, 0), drafted=0.0)
+PASS = 1e-3
+PLAIN = COST.seconds(StepShape(1, 1, 0, 1))
+
+
+class Luck(Drafter):
+    """A neural drafter whose tokens hold with a chance that the test sets."""
+
+    name, neural, most = "luck", True, 8
+
+    def prior(self, draft_class: int) -> float:
+        return 0.7
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        return [Draft.chain([1] * ask.most, [0] * ask.most, self.name) for ask in asks]
+
+    def pass_seconds(self, answers: int) -> float:
+        return PASS
+
+
+class Text(Luck):
+    """Text that was there before: drafts without passes."""
+
+    name, neural = "text", False
+
+    def draft(self, answer: Answer, most: int) -> Draft | None:
+        return Draft.chain([1] * most, [0] * most, self.name) if most > 0 else None
+
+
+def answer_of(tag: str = "") -> Answer:
+    params, namespace = SamplingParams(temperature=0.0), Namespace("", "", KVFormat.BF16)
+    return Answer(0, 0, [1], 1, params, 0, frozenset(), 1 << 30, namespace, blocks=[0], tag=tag)
+
+
+class Play:
+    """One answer decoded against a machine that costs what the cost model says; drafts hold as luck has it."""
+
+    def __init__(self, controller: Controller, tag: str = "", seed: int = 0):
+        self.controller, self.answer, self.random = controller, answer_of(tag), random.Random(seed)
+        self.seconds: list[float] = []
+        """Of each token."""
+
+    def run(self, tokens: int, chance: float) -> list[float]:
+        begun = len(self.seconds)
+        while len(self.seconds) < begun + tokens:
+            self.step(chance)
+        return self.seconds[begun:]
+
+    def step(self, chance: float) -> None:
+        controller, answer = self.controller, self.answer
+        offers = controller.offers([answer], COST)
+        count, passes = 0, 0.0
+        if (offer := offers.get(id(answer))) is not None:
+
+            def step(rows: int) -> float:
+                return COST.seconds(StepShape(1 + rows, 1 + rows, 0, 1))
+
+            chosen = allot([offer], Prices(step, 0.0, PASS), 1, 64)
+            count, passes = chosen.drafts[0], PASS * offer.passes_for(chosen.drafts[0])
+            plan = Plan([SpanPlan(answer, 1, count)], [], [], [], [], 0.0, 0.0, PLAIN, chosen.speedup)
+            drafts = controller.draft(plan)
+        taken = COST.seconds(StepShape(1 + count, 1 + count, 0, 1)) + passes
+        held = 0
+        if count:
+            draft = drafts[id(answer)]
+            while held < len(draft) and self.random.random() < chance:
+                held += 1
+            controller.landed(answer, draft, range(held), ended=False)
+        answer.tokens += [1] * (held + 1)
+        self.seconds += [taken / (held + 1)] * (held + 1)
+
+
+def speedup(seconds: list[float]) -> float:
+    return PLAIN * len(seconds) / sum(seconds)
+
+
+@pytest.mark.parametrize("drafter", [Luck, Text])
+def test_good_drafts_are_used_and_bad_ones_left(drafter: type[Luck]) -> None:
+    good = Play(Controller([drafter()]))
+    good.run(200, 0.9)
+    assert speedup(good.run(400, 0.9)) > 2.0
+    bad = Play(Controller([drafter()]))
+    assert speedup(bad.run(64, 0.0)) > 0.8
+    assert speedup(bad.run(400, 0.0)) > 0.97
+
+
+@pytest.mark.parametrize("drafter", [Luck, Text])
+def test_after_a_change_of_subject_it_is_back_within_64_tokens(drafter: type[Luck]) -> None:
+    play = Play(Controller([drafter()]))
+    assert speedup(play.run(600, 0.92)) > 2.0
+    play.run(64, 0.0)
+    assert speedup(play.run(300, 0.0)) > 0.97
+    play.run(LONGEST_PAUSE, 0.92)
+    assert speedup(play.run(300, 0.92)) > 2.0, "and finds out when drafts pay again"
+
+
+def test_pauses_grow_and_end() -> None:
+    play = Play(Controller([Luck()]))
+    play.run(3000, 0.0)
+    track = play.controller._tracks[id(play.answer)]
+    assert track.pause == LONGEST_PAUSE
+    play.run(2 * LONGEST_PAUSE, 0.95)
+    assert track.pause == FIRST_PAUSE
+
+
+def test_text_and_neural_drafts_race() -> None:
+    """Where text repeats its drafts win, since they take no passes; where it does not, the neural ones do."""
+    for text, neural in ((0.95, 0.9), (0.0, 0.9)):
+        controller = Controller([Text(), Luck()])
+        play = Play(controller)
+        used = {"text": 0, "luck": 0}
+        for step in range(600):
+            offers = controller.offers([play.answer], COST)
+            if not offers:
+                play.answer.tokens.append(1)
+                continue
+            drafter = controller._ready[id(play.answer)][0]
+            used[drafter.name] += step > 300
+            plan = Plan([SpanPlan(play.answer, 1, 4)], [], [], [], [])
+            draft = controller.draft(plan)[id(play.answer)]
+            chance, held = (text if drafter.name == "text" else neural), 0
+            while held < len(draft) and play.random.random() < chance:
+                held += 1
+            controller.landed(play.answer, draft, range(held), ended=False)
+            play.answer.tokens += [1] * (held + 1)
+        assert (used["text"] > 10 * used["luck"]) == (text > 0.5)
+
+
+def test_what_is_known_of_a_tag_helps_the_next_answer() -> None:
+    controller = Controller([Text()])
+    for _ in range(12):
+        play = Play(controller, "prose")
+        play.run(100, 0.0)
+        controller.free(play.answer)
+    stranger, same = Play(controller, "code"), Play(controller, "prose")
+    assert len(controller.offers([stranger.answer], COST)) == 1
+    assert len(controller.offers([same.answer], COST)) == 0
+    by_tag = controller.counts()
+    assert by_tag["text", "prose"].accepted == 0
+    assert by_tag["text", "prose"].rounds > 5
+
+
+def test_tokens_that_were_not_tried_teach_nothing() -> None:
+    controller = Controller([Luck()])
+    answer = answer_of()
+    controller.offers([answer], COST)
+    plan = Plan([SpanPlan(answer, 1, 4)], [], [], [], [])
+    draft = controller.draft(plan)[id(answer)]
+    assert controller.landed(answer, draft, [0, 1], ended=True) == 2
+    counts = controller.counts()["luck", ""]
+    assert (counts.tries[:4], counts.hits[:4]) == ([1, 1, 0, 0], [1, 1, 0, 0])
+    assert counts.conditional() == [1.0, 1.0]
+
+
+def test_a_drafter_that_breaks_its_promise_is_named() -> None:
+    for tau, chance in ((3.5, 0.05), (3.5, 0.9)):
+        controller = Controller([Luck()], Card(tau=tau))
+        play = Play(controller)
+        for _ in range(300):
+            controller.offers([play.answer], COST)
+            if id(play.answer) not in controller._ready:
+                play.answer.tokens.append(1)
+                continue
+            draft = controller.draft(Plan([SpanPlan(play.answer, 1, 4)], [], [], [], []))[id(play.answer)]
+            held = 0
+            while held < len(draft) and play.random.random() < chance:
+                held += 1
+            for _ in range(60):
+                controller.landed(play.answer, draft, range(held), ended=False)
+            play.answer.tokens += [1] * (held + 1)
+        said = controller.disappointed()
+        assert (said is not None and "3.50" in said) == (chance < 0.5)
+
+
+def test_dearness_follows_what_verifying_costs() -> None:
+    controller = Controller([])
+    for _ in range(100):
+        controller.verified(2e-3, 1e-3)
+    assert controller.dearness == pytest.approx(2.0, rel=0.01)
+    controller.verified(5.0, 1e-3)
+    assert controller.dearness < 2.3, "one disturbed step moves little"
+    controller.verified(1.0, 0.0)
