@@ -146,7 +146,8 @@ def _spec(r: dict[str, Any]) -> str:
     forced = f"; drafts accepted by force, {r['forced_acceptance']:.0%}" if "forced_acceptance" in r else ""
     same = "answers those of plain decoding" if r["identical"] else "answers NOT those of plain decoding"
     return (
-        f"{r['speculative']}, {r['prompt_set']}, temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
+        f"{r['speculative']}{', likeliest tokens' if r.get('likeliest') else ''}, {r['prompt_set']}, "
+        f"temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
         f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{forced}"
     )
 

@@ -14,6 +14,7 @@ from slipstream.cli.options import (
     MaxModelLen,
     ModelArgument,
     Quantization,
+    Speculation,
     Threads,
     load_options,
     progress_bar,
@@ -39,6 +40,7 @@ def serve(
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,
+    speculative: Speculation = "auto",
 ) -> None:
     """Start a server and measure it through HTTP: throughput, latencies, a long prompt among them, cached prefixes."""
     from slipstream.bench.serve import measure
@@ -47,10 +49,10 @@ def serve(
     if prompt < 1 or answer < 2:
         raise UsageError("--prompt must be positive, --answer at least 2")
     if beside is not None:
-        options = _server_options(max_model_len, kv_cache_dtype, quantization, threads)
+        options = _server_options(max_model_len, kv_cache_dtype, quantization, threads, speculative)
         _serve_beside(model, options, beside, precision_beside, counts, prompt, answer, json_output, out)
         return
-    options = _server_options(max_model_len, kv_cache_dtype, quantization, threads)
+    options = _server_options(max_model_len, kv_cache_dtype, quantization, threads, speculative)
     with progress_bar() as bar:
         result = measure(model, options, counts, prompt, answer, bar)
     report(result, json_output, out)
@@ -138,6 +140,7 @@ def replay_trace(
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,
+    speculative: Speculation = "auto",
 ) -> None:
     """Replay a trace of real traffic against a server: goodput, latencies, and what the prefix cache found."""
     from slipstream.bench.replay import replay
@@ -147,7 +150,7 @@ def replay_trace(
     for name, value in (("--requests", requests), ("--scale", scale), ("--load", load)):
         if not value > 0:
             raise UsageError(f"{name} must be positive")
-    options = _server_options(max_model_len, kv_cache_dtype, quantization, threads)
+    options = _server_options(max_model_len, kv_cache_dtype, quantization, threads, speculative)
     arrivals = read_trace(trace, requests, scale, max_model_len or 4096, VOCABULARY)
     with progress_bar() as bar:
         result = replay(model, options, arrivals, load, slo_ttft, slo_tpot, bar) | {"trace": trace.name}
@@ -170,9 +173,10 @@ def replay_trace(
 
 
 def _server_options(
-    max_model_len: int | None, kv_cache_dtype: str, quantization: str, threads: int | None
+    max_model_len: int | None, kv_cache_dtype: str, quantization: str, threads: int | None, speculative: str
 ) -> list[str]:
     load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     options = ["--kv-cache-dtype", kv_cache_dtype, "--quantization", quantization]
     options += ["--max-model-len", str(max_model_len)] if max_model_len else []
+    options += ["--speculative", speculative]
     return options + (["--threads", str(threads)] if threads else [])

@@ -35,6 +35,10 @@ def spec(
     temperature: Annotated[float, typer.Option()] = 0.0,
     streams: Annotated[int, typer.Option(help="Answers at a time; more than 1 measures throughput.")] = 1,
     turns: Annotated[int, typer.Option(help="Turns of plain and drafted, with more than one stream.")] = 3,
+    likeliest: Annotated[
+        bool,
+        typer.Option("--likeliest", help="Draft the likeliest tokens, where an answer is sampled with its own noise."),
+    ] = False,
     force_accept: Annotated[
         float | None,
         typer.Option(
@@ -64,7 +68,10 @@ def spec(
         raise UsageError("--force-accept is from 0 to 1")
     talks = read_talks(prompts, limit)
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
-    drafted = open_drafted(model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False)
+    drafted = open_drafted(
+        model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False,
+        drawing="likeliest" if likeliest else "coupled",
+    )  # fmt: skip
     assert drafted.cost is not None
     assert drafted.controller is not None
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
@@ -82,7 +89,7 @@ def spec(
             result = measure(drafted.model, drafted.cost, drafted.controller, verification, talks, params, progress)
             if force_accept is not None:
                 result = forced(result, force_accept)
-    result |= {"kind": "spec", "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
+    result |= {"likeliest": likeliest, "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
     report(result, json_output, out)
     if not json_output:
         _table(result)

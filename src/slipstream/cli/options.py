@@ -127,7 +127,15 @@ class Drafted:
         return Engine(self.model, self.cost, controller=self.controller, verification=self.verification)
 
 
-def open_drafted(reference: str, options: LoadOptions, speculative: str, verify: str, *, quick: bool = True) -> Drafted:
+def open_drafted(
+    reference: str,
+    options: LoadOptions,
+    speculative: str,
+    verify: str,
+    *,
+    quick: bool = True,
+    drawing: Drawing = "coupled",
+) -> Drafted:
     """Load a model and its drafter, showing progress on a terminal. `quick`: the cost model is for one user."""
     from slipstream.engine.cost import cost_model
     from slipstream.engine.drafters import Speculative, load_speculative, verification_of
@@ -136,7 +144,7 @@ def open_drafted(reference: str, options: LoadOptions, speculative: str, verify:
     if options.backend != "native" and wanted.kind in ("auto", "off"):
         return Drafted(open_model(reference, options), None, None, verification)
     with progress_bar() as bar:
-        drawing: Drawing = "own" if verification.wants_logits else "coupled"
+        drawing = "own" if verification.wants_logits else drawing
         model, controller = load_speculative(reference, options, wanted, bar, drawing)
         cost = None
         if controller is not None or not quick:

@@ -170,6 +170,16 @@ class Engine:
         for sequence in [s for s in self._sequences if s.request == number]:
             self._end(sequence)
 
+    def use(self, controller: Controller | None) -> None:
+        """Let other drafters draft from now on, also for answers under way. Their needs must be those of the last ones.
+        """
+        if self._flights:
+            raise SlipstreamError("a step is under way")
+        for sequence in self._sequences:
+            self.drafting.free(sequence)
+        self.drafting.controller = controller
+        self._holdings.follow(controller.neural if controller is not None else None, self._sequences)
+
     def step(self) -> list[Chunk]:
         """See a step through and return its news, in the order of the sequences. The next one may be under way then."""
         chunks = [] if self._flights else self._launch()

@@ -149,6 +149,12 @@ class Holdings:
         if slots:
             self._executable.copy_slots(np.array(slots, np.int32))
 
+    def follow(self, drafter: Drafter | None, sequences: Iterable[Sequence]) -> None:
+        """Another drafter's state is kept from now on; it has none of any sequence yet."""
+        self._drafter = drafter
+        for sequence in sequences:
+            sequence.drafted = 0
+
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared."""
         held = list(sequences)

@@ -1,0 +1,126 @@
+"""--speculative and bench spec on the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.bench.prompts import read_talks
+from slipstream.engine.drafters import Speculative
+from slipstream.errors import UsageError
+from tests.cli.test_cli import run
+from tests.speculation.folders import dspark_folder, eagle3_folder
+
+PROMPT = "one two three one two three one two three one two"
+
+
+def said(*options: str) -> dict[str, object]:
+    out = run("generate", *options, "-p", PROMPT, "--max-tokens", "100", "--ignore-eos", "--seed", "3", "--json")
+    assert out.returncode == 0, out.stderr
+    return json.loads(out.stdout)
+
+
+def test_generate_says_the_same_whatever_drafts(tiny_gguf: Path, tmp_path: Path) -> None:
+    eagle, dspark = eagle3_folder(tmp_path / "eagle"), dspark_folder(tmp_path / "dspark")
+    model = str(tiny_gguf)
+    plain = said(model, "--speculative", "off")
+    assert plain["speculation"]["verifications"] == 0  # type: ignore[index]
+    for speculative in ("auto", "ngram", "suffix", f"draft:{model}", f"draft:{model},only", str(eagle),
+                        f"{eagle},tree=8x2x2", str(dspark)):  # fmt: skip
+        drafted = said(model, "--speculative", speculative)
+        assert drafted["token_ids"] == plain["token_ids"], speculative
+        assert drafted["text"] == plain["text"]
+    greedy = said(model, "--speculative", f"draft:{model}", "--verify", "rejection", "--temperature", "0")
+    assert greedy["token_ids"] == said(model, "--temperature", "0", "--speculative", "off")["token_ids"]
+    sampled = said(model, "--speculative", f"draft:{model},only", "--verify", "rejection")
+    assert len(sampled["token_ids"]) == 100  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--speculative", "always"), "--speculative is auto"),
+        (("--speculative", "suffix,only"), "only a draft model"),
+        (("--speculative", "./nowhere"), "nowhere"),
+        (("--speculative", "./x,tree=0x1x1"), "TOKENSxDEPTHxBRANCHES"),
+        (("--verify", "maybe"), "exact or rejection"),
+        (("--speculative", "suffix", "--backend", "reference"), "native backend"),
+    ],
+)
+def test_wrong_use(tiny_gguf: Path, options: tuple[str, ...], problem: str) -> None:
+    out = run("generate", str(tiny_gguf), "-p", "x", *options)
+    assert out.returncode in (1, 2)
+    assert problem in out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_a_drafter_for_another_target_is_named(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = eagle3_folder(tmp_path)
+    (folder / "slipstream-drafter.json").write_text(json.dumps({"target_fingerprint": "0" * 32, "tau": 3.0}))
+    out = run("generate", str(tiny_gguf), "-p", "x", "--max-tokens", "4", "--speculative", str(folder))
+    assert out.returncode == 0
+    assert "made for another target" in out.stderr
+
+
+def test_a_model_with_another_tokenizer_cannot_draft(tiny_gguf: Path, smollm: Path) -> None:
+    out = run("generate", str(smollm), "-p", "x", "--speculative", f"draft:{tiny_gguf}")
+    assert out.returncode == 2
+    assert "another tokenizer" in out.stderr
+
+
+def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
+    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "spec.json"
+    rows = [{"category": name, "turns": [PROMPT, "again"]} for name in ("coding", "writing", "rag")]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    common = ("bench", "spec", str(tiny_gguf), "--prompts", str(prompts), "--max-tokens", "40", "--out", str(file))
+    out = run(*common)
+    assert out.returncode == 0, out.stderr
+    report = json.loads(file.read_text())
+    assert report["identical"]
+    assert report["categories"].keys() == {"mt_bench", "rag"}
+    assert report["categories"]["mt_bench"]["answers"] == 4
+    assert {"verify_cost", "draft_cost", "c", "mean_speedup", "drafters"} <= report.keys()
+    forced = run(*common, "--force-accept", "0.7")
+    assert forced.returncode == 0, forced.stderr
+    assert json.loads(file.read_text())["forced_acceptance"] == 0.7
+    streams = run(*common, "--streams", "2", "--turns", "1")
+    assert streams.returncode == 0, streams.stderr
+    assert json.loads(file.read_text())["p99_tpot_ratio"]["median"] > 0
+    table = run("bench", "table", str(tmp_path)).stdout
+    assert "| speculation, many streams, " in table
+
+
+def test_prompt_files(tmp_path: Path) -> None:
+    code = tmp_path / "HumanEval.jsonl.gz"
+    code.write_bytes(gzip.compress(json.dumps({"prompt": "def f():"}).encode()))
+    (talk,) = read_talks(code, 3)
+    assert (talk.category, "def f():" in talk.turns[0]) == ("humaneval", True)
+    agents = tmp_path / "agents.jsonl"
+    display = "user: hi\nassistant: hello\nuser: look\nassistant: None\ntool: {}\nassistant: found\nit"
+    agents.write_text(json.dumps({"messages_display": display}))
+    first, second = read_talks(agents, 9)
+    assert (first.before, first.turns) == ((), ("hi",))
+    assert [m["role"] for m in second.before] == ["user", "assistant"]
+    assert "Result of a tool" in second.turns[0]
+    chats = tmp_path / "chats.jsonl"
+    roles = ("system", "user", "assistant")
+    chats.write_text(json.dumps({"messages": [{"role": role, "content": role} for role in roles]}))
+    assert read_talks(chats, 1)[0].turns == ("user",)
+    for text, problem in (("", "no prompts"), ("{}", "line 1"), ("[1", "line 1"), ('{"turns": 3}', "line 1")):
+        chats.write_text(text)
+        with pytest.raises(UsageError, match=problem):
+            read_talks(chats, 1)
+    with pytest.raises(UsageError, match="nowhere"):
+        read_talks(tmp_path / "nowhere", 1)
+
+
+def test_what_speculative_may_say() -> None:
+    assert Speculative.parse("auto") == Speculative("auto")
+    assert Speculative.parse("draft:hf:org/name@rev") == Speculative("draft", "hf:org/name@rev")
+    tree = Speculative.parse("./eagle,tree=16x4x3,only")
+    assert (tree.kind, tree.reference, tree.only) == ("folder", "./eagle", True)
+    assert tree.tree is not None
+    assert (tree.tree.tokens, tree.tree.depth, tree.tree.branches) == (16, 4, 3)
