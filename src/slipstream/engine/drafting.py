@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.engine.flight import Flight
 from slipstream.engine.holdings import Holdings
@@ -14,6 +15,8 @@ from slipstream.program import Draft
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Offer, Plan, Sequence
 from slipstream.speculation import Computed, Controller, Drafter, ExactVerification, Verdict, Verification
+
+Float32Array = npt.NDArray[np.float32]
 
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
@@ -83,7 +86,7 @@ class Drafting:
         )
         if self._neural is not None:
             leg = next(index for index, leg in enumerate(flight.spans) if leg.sequence is sequence)
-            self._neural.commit([self._computed(flight, leg, verdict.held)])
+            self._neural.commit([_computed(flight, leg, verdict.held, self._taps(flight))])
         return verdict
 
     def landed(self, sequence: Sequence, draft: Draft, held: SequenceOf[int], *, ended: bool) -> int:
@@ -94,24 +97,20 @@ class Drafting:
     def computed(self, flight: Flight) -> None:
         """Tell the drafter what a step has computed for good, drafts left out: those are judged one by one."""
         if self._neural is not None:
+            taps = self._taps(flight)
             going = [
-                self._computed(flight, index, ())
+                _computed(flight, index, (), taps)
                 for index, (sequence, _, _, draft) in enumerate(flight.spans)
                 if draft is None and sequence.blocks and not sequence.ended
             ]
             self._neural.commit(going)
 
-    def _computed(self, flight: Flight, index: int, held: SequenceOf[int]) -> Computed:
-        """What a leg has computed that will stay: its rows, and the drafts that hold."""
+    def _taps(self, flight: Flight) -> Float32Array | None:
+        """The hidden states that the drafter needs, of all rows of a step [rows, width of all taps]."""
         assert self._neural is not None
         assert flight.output is not None
-        sequence, start, rows, _ = flight.spans[index]
-        first = sum(leg.rows + len(leg.draft or ()) for leg in flight.spans[:index])
-        taps = None
-        if layers := self._neural.needs.taps:
-            places = [*range(first, first + rows), *(first + rows + i for i in held)]
-            taps = np.concatenate([flight.output.taps[f"layer.{layer}"][places] for layer in layers], axis=1)
-        return Computed(sequence, start, rows + len(held), taps)
+        layers = self._neural.needs.taps
+        return np.concatenate([flight.output.taps[f"layer.{n}"] for n in layers], axis=1) if layers else None
 
     def step_landed(self, flight: Flight) -> None:
         """All of a step's tokens are known: keep the pace."""
@@ -131,3 +130,15 @@ class Drafting:
         """A sequence has ended."""
         if self.controller is not None:
             self.controller.free(sequence)
+
+
+def _computed(flight: Flight, index: int, held: SequenceOf[int], taps: Float32Array | None) -> Computed:
+    """What a leg has computed that will stay: its rows, and the drafts that hold."""
+    sequence, start, rows, _ = flight.spans[index]
+    if taps is None:
+        return Computed(sequence, start, rows + len(held))
+    first = sum(leg.rows + len(leg.draft or ()) for leg in flight.spans[:index])
+    kept = taps[first : first + rows]
+    if held:
+        kept = taps[[*range(first, first + rows), *(first + rows + i for i in held)]]
+    return Computed(sequence, start, rows + len(held), kept)

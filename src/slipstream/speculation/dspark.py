@@ -64,11 +64,11 @@ class DSparkDrafter(TappedDrafter):
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A block for each answer whose blocks have room for it, all in one pass."""
         drafts: list[Draft | None] = [None] * len(asks)
-        begun = time.perf_counter()
         going = [i for i, ask in enumerate(asks) if self._has_room(ask.answer)][: self._max_rows // self.config.block]
         if not going:
             return drafts
         self._take_in([asks[index].answer for index in going])
+        begun = time.perf_counter()
         masks = [self.config.mask_token] * (self.config.block - 1)
         pieces = []
         for index in going:

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.kernels import Executable
 from slipstream.kernels.backend import StepOutput
-from slipstream.program import Draft, Proposal, Rows
+from slipstream.program import BLOCK_SLOTS, Draft, Proposal, Rows
 from slipstream.program.sampling import DrawColumns, Drawn
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.chains import Chains, PassClock
@@ -80,6 +80,7 @@ class Eagle3Drafter(TappedDrafter):
         while going:
             begun = time.perf_counter()
             answers = [asks[index].answer for index in going]
+            first = passed is None  # takes in what waits, however much that is
             if passed is None:
                 passed = self._first(answers)
             else:
@@ -91,7 +92,8 @@ class Eagle3Drafter(TappedDrafter):
                 for place, index in enumerate(going)
                 if chains.add(index, tokens[place], class_of(chances[place]), passed.proposals[place])
             ]
-            self._clock.observe(len(going), time.perf_counter() - begun)
+            if not first:
+                self._clock.observe(len(going), time.perf_counter() - begun)
             going = [going[place] for place in kept]
         return chains.drafts()
 
@@ -102,7 +104,7 @@ class Eagle3Drafter(TappedDrafter):
         for answer in answers:
             waiting = self._waiting[id(answer)]
             start = waiting.start + 1
-            count = min(waiting.count, len(answer.tokens) - start)
+            count = self._rows_known(answer)
             inputs.append(waiting.take(count))
             pieces.append(Piece(answer, start, answer.tokens[start : start + count]))
             answer.drafted = start + count
@@ -127,13 +129,16 @@ class Eagle3Drafter(TappedDrafter):
         """Take in what waits but for the last `keep` rows."""
         for answer in answers:
             waiting = self._waiting[id(answer)]
-            while (
-                count := min(waiting.count, len(answer.tokens) - waiting.start - 1, self._max_rows + keep) - keep
-            ) > 0:
+            while (count := min(self._rows_known(answer) - keep, self._max_rows)) > 0:
                 start = waiting.start + 1
                 piece = Piece(answer, start, answer.tokens[start : start + count])
                 self.over_taps.step(rows_of([piece], "none"), None, inputs=waiting.take(count))
                 answer.drafted = start + count
+
+    def _rows_known(self, answer: Answer) -> int:
+        """Rows that can be run: their hidden states wait, their tokens are known, and their slots are the answer's."""
+        waiting = self._waiting[id(answer)]
+        return min(waiting.count, min(len(answer.tokens), len(answer.blocks) * BLOCK_SLOTS) - waiting.start - 1)
 
     def pass_seconds(self, answers: int) -> float:
         """As measured lately."""
