@@ -116,3 +116,12 @@ def test_a_snapshot_does_not_change() -> None:
 def test_nothing_to_fit_to() -> None:
     with pytest.raises(ValueError, match="needs steps"):
         fit([])
+
+
+def test_extra_rows_are_what_two_steps_differ_by() -> None:
+    model = fit([machine(shape) for shape in shapes()])
+    base = StepShape(3, 3, 5000, 900)
+    extra = model.extra_rows(base, 300)
+    for more in (1, 2, 7, 20):
+        larger = StepShape(3 + more, 3 + more, 5000, 900 + 300 * more)
+        assert extra(more) == pytest.approx(model.seconds(larger) - model.seconds(base))

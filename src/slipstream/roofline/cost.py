@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,6 +86,21 @@ class CostModel:
         """Predicted seconds of a step."""
         kernels = self.body.at(shape.rows) + self.head.at(shape.logit_rows) + self._attention(shape)
         return self.pace * kernels + self.host
+
+    def extra_rows(self, shape: StepShape, context: int) -> Callable[[int], float]:
+        """Seconds that n more rows with logits at some context add to a step, as a function of n.
+
+        The same as two calls of `seconds`, for those who ask many times.
+        """
+        rows, logit_rows = shape.rows, shape.logit_rows
+        body, head, pace = self.body.at, self.head.at, self.pace
+        each = self.attention[1] + self.attention[2] * context
+        without = body(rows) + head(logit_rows)
+
+        def extra(more: int) -> float:
+            return pace * (body(rows + more) + head(logit_rows + more) - without + more * each)
+
+        return extra
 
     def attention_seconds(self, shape: StepShape) -> float:
         """The part that reads the cache."""

@@ -161,14 +161,10 @@ class _Planner:
         offers = [self._within(self.spans[i].sequence, state.offers[id(self.spans[i].sequence)]) for i in places]
         full, context = self._shape(), self.context // max(self.rows, 1)
 
-        without = cost.seconds(full)
+        without, extra_rows = cost.seconds(full), cost.extra_rows(full, context)
 
         def step(drafts: int) -> float:
-            if not drafts:
-                return without
-            rows, logit_rows = full.rows + drafts, full.logit_rows + drafts
-            shape = replace(full, rows=rows, logit_rows=logit_rows, row_context=full.row_context + drafts * context)
-            return without + state.dearness * (cost.seconds(shape) - without + cost.drafted)
+            return without + (state.dearness * (extra_rows(drafts) + cost.drafted) if drafts else 0.0)
 
         sunk = without - cost.seconds(bare)
         room = state.limits.max_rows - self.rows

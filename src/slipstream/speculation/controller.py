@@ -293,29 +293,18 @@ class _Prices:
 
     def __init__(self, cost: CostModel, eligible: Sequence[Answer], dearness: float, neural: Drafter | None):
         count = len(eligible)
-        self._cost, self._rows, self._dearness = cost, count, dearness
-        self._context = eligible[0].computed
-        plain = cost.seconds(StepShape(count, count, 0, sum(answer.length for answer in eligible)))
-        self._rate = count / plain
+        step = StepShape(count, count, 0, sum(answer.length for answer in eligible))
+        self._extra = cost.extra_rows(step, eligible[0].computed)
+        self._drafted, self._dearness = cost.drafted, dearness
+        self._rate = count / cost.seconds(step)
         self._pass = neural.pass_seconds(count) / count if neural is not None else 0.0
-        self._verify = [0.0]
-
-    def verify(self, drafts: int) -> float:
-        """Seconds that verifying so many drafts adds."""
-        cost, known = self._cost, self._verify
-        while len(known) <= drafts:
-            rows = self._rows + len(known)
-            added = cost.body.slope(rows - 1) + cost.head.slope(rows - 1)
-            more = cost.pace * (added + cost.attention[1] + cost.attention[2] * self._context)
-            more += cost.drafted if len(known) == 1 else 0.0
-            known.append(known[-1] + self._dearness * more)
-        return known[drafts]
 
     def gain(self, offer: Offer) -> float:
         """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
         tokens, best = 0.0, 0.0
         for drafts, chance in enumerate(offer.survival, 1):
             tokens += chance
-            seconds = self.verify(drafts) + offer.setup + offer.passes_for(drafts) * self._pass
+            verify = self._dearness * (self._extra(drafts) + self._drafted)
+            seconds = verify + offer.setup + offer.passes_for(drafts) * self._pass
             best = max(best, tokens - self._rate * seconds)
         return best
