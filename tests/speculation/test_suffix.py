@@ -112,6 +112,8 @@ def test_earlier_answers_help_their_own_tenant_only() -> None:
     assert SuffixDrafter(learn=False).draft(answer_of(again, "a"), 4) is None
     drafter.forget()
     assert drafter.draft(answer_of(again, "a"), 4) is None
+    drafter.free(answer_of([1, *said], "a"), learn=False)
+    assert drafter.draft(answer_of(again, "a"), 4) is None
 
 
 def test_an_answer_that_ended_is_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,15 @@ def measure(
         "least_speedup": min(entry["speedup"] for entry in categories.values()),
         "drafters": {name: _counts(counts) for (name, _), counts in controller.counts().items()},
         **costs(cost, controller),
+        "c": _pass_share(sides, controller),
     }
+
+
+def _pass_share(sides: Mapping[str, tuple[_Side, _Side]], controller: Controller) -> float:
+    """c: a pass of the neural drafter over a plain step, both as measured here; 0 without one."""
+    plain = [side for side, _ in sides.values()]
+    step = sum(side.seconds for side in plain) / sum(side.tokens for side in plain)
+    return controller.neural.pass_seconds(1) / step if controller.neural is not None else 0.0
 
 
 def _answer(engine: Engine, prompt: list[int], params: SamplingParams, side: _Side) -> tuple[list[int], float]:
@@ -130,7 +138,7 @@ def _counts(counts: Counts) -> dict[str, Any]:
 
 
 def costs(cost: CostModel, controller: Controller, lengths: Sequence[int] = range(1, 9)) -> dict[str, Any]:
-    """v(K + 1) and d(K) in steps of one row, and c, one pass of the neural drafter."""
+    """v(K + 1) and d(K) in steps of one row, by the cost model."""
 
     def step(rows: int) -> float:
         return cost.seconds(StepShape(rows, rows, 0, rows * _CONTEXT))
@@ -141,7 +149,6 @@ def costs(cost: CostModel, controller: Controller, lengths: Sequence[int] = rang
     return {
         "verify_cost": {str(k): step(k + 1) / one for k in lengths},
         "draft_cost": {str(k): passes[k] * draft_pass for k in lengths},
-        "c": draft_pass,
         "plain_step_seconds": one,
     }
 

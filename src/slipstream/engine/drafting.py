@@ -31,7 +31,7 @@ class Drafting:
         self._holdings = holdings
         self._quiet = 0
         self.resting = False
-        """Whether nothing is drafted for now."""
+        """Whether nothing is drafted for now, and nothing learned."""
 
     @property
     def wants_logits(self) -> bool:
@@ -129,7 +129,7 @@ class Drafting:
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         if self.controller is not None:
-            self.controller.free(sequence)
+            self.controller.free(sequence, learn=not self.resting)
 
 
 def _computed(flight: Flight, index: int, held: SequenceOf[int], taps: Float32Array | None) -> Computed:

@@ -227,12 +227,12 @@ class Controller:
         track.pause = min(2 * track.pause, LONGEST_PAUSE)
         track.trial = True
 
-    def free(self, answer: Answer) -> None:
-        """Forget an answer that has ended."""
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
+        """Forget an answer that has ended; drafters may `learn` from it."""
         self._tracks.pop(id(answer), None)
         self._ready.pop(id(answer), None)
         for drafter in self.drafters:
-            drafter.free(answer)
+            drafter.free(answer, learn=learn)
 
     def disappointed(self) -> str | None:
         """A sentence if the neural drafter is far under what its card promised."""

@@ -91,8 +91,8 @@ class Drafter(ABC):
     def commit(self, computed: Sequence[Computed]) -> None:  # noqa: B027
         """See what the target has computed for good."""
 
-    def free(self, answer: Answer) -> None:  # noqa: B027
-        """Forget an answer that has ended, or learn from it."""
+    def free(self, answer: Answer, *, learn: bool = True) -> None:  # noqa: B027
+        """An answer has ended, or must begin anew: forget it, and `learn` from it if that is wanted."""
 
     def scratch(self, drafts: int) -> int:
         """Slots after the last known token that making so many drafts takes."""

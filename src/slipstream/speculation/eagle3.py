@@ -144,7 +144,7 @@ class Eagle3Drafter(TappedDrafter):
         """As measured lately."""
         return self._clock.seconds(answers)
 
-    def free(self, answer: Answer) -> None:
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
         super().free(answer)
         self._settings.forget(answer)

@@ -109,7 +109,7 @@ class ModelDrafter(Drafter):
         for answer, start, tokens, _ in computed:
             answer.drafted = min(answer.drafted, start + tokens)
 
-    def free(self, answer: Answer) -> None:
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
         self._settings.forget(answer)
 

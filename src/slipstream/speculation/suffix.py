@@ -6,6 +6,7 @@ place of suffix trees: the same longest match and the same frequencies, in 20 by
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -39,7 +40,7 @@ _PRIORS = (
 
 def class_of(matched: int, share: float) -> int:
     """The class of confidence of a draft after `matched` tokens that agree, which `share` of occurrences go on with."""
-    return sum(matched >= least for least in _LENGTHS) * 3 + sum(share >= least for least in _SHARES)
+    return bisect_right(_LENGTHS, matched) * 3 + bisect_right(_SHARES, share)
 
 
 class SuffixDrafter(Drafter):
@@ -84,10 +85,10 @@ class SuffixDrafter(Drafter):
             index.append(answer.tokens[-fresh:])
         return index
 
-    def free(self, answer: Answer) -> None:
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Learn what was answered."""
         self._own.pop(id(answer), None)
-        if not self.learn or not answer.generated:
+        if not (learn and self.learn and answer.generated):
             return
         index = self._learned.get(answer.tenant)
         if index is None:

@@ -109,7 +109,7 @@ class TappedDrafter(Drafter):
         if self.ready(answer):
             self._take_in([answer])
 
-    def free(self, answer: Answer) -> None:
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
         self._waiting.pop(id(answer), None)
 
