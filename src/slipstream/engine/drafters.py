@@ -148,6 +148,7 @@ def load_speculative(
         log.warning("%s", warning)
     model = load_model(reference, replace(options, taps=folder.config.taps), progress)
     drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), drawing, wanted.tree)
+    drafter.fingerprint = card.target_fingerprint
     return model, Controller([drafter] if wanted.only else [SuffixDrafter(), drafter], card)
 
 
