@@ -147,8 +147,7 @@ def test_another_drafter_never_reads_the_blocks_of_the_last(tiny_gguf: Path, tmp
 
 
 def test_drafters_are_swapped_in_the_middle_of_answers(tiny_gguf: Path, tmp_path: Path) -> None:
-    """Answers stay those of plain decoding, and the new drafter drafts as if it had always been there, or not at all.
-    """
+    """Answers stay those of plain decoding; the new drafter drafts as if it had always been there, or not at all."""
     model, first = loaded("eagle3", tiny_gguf, tmp_path / "a")
     _, second = loaded("eagle3", tiny_gguf, tmp_path / "b")
     assert first.state != second.state

@@ -171,8 +171,7 @@ class Engine:
             self._end(sequence)
 
     def use(self, controller: Controller | None) -> None:
-        """Let other drafters draft from now on, also for answers under way. Their needs must be those of the last ones.
-        """
+        """Let other drafters draft from now on, also for answers under way. They must need what the last ones did."""
         if self._flights:
             raise SlipstreamError("a step is under way")
         for sequence in self._sequences:

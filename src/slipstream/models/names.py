@@ -14,7 +14,7 @@ from slipstream.weights import Checkpoint, StoredTensor
 if TYPE_CHECKING:
     from slipstream.models.config import ModelConfig
 
-_HF_LAYER = {
+HF_LAYER = {
     "attn_norm": "input_layernorm",
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -27,6 +27,7 @@ _HF_LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+"""A layer's weights: our name, Hugging Face's."""
 _HF_FOUR_NORMS = {
     "attn_post_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -137,5 +138,5 @@ def _hf_source(config: ModelConfig, checkpoint: Checkpoint, name: str) -> Source
     if fused:
         stem = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}[fused[0]]
         return replace(fused[1], tensor=f"{prefix}layers.{layer}.{stem}.{kind}")
-    names = _HF_LAYER | _HF_FOUR_NORMS if config.post_norms else _HF_LAYER
+    names = HF_LAYER | _HF_FOUR_NORMS if config.post_norms else HF_LAYER
     return Source(f"{prefix}layers.{layer}.{names[part]}.{kind}", plus_one=plus_one)

@@ -130,19 +130,3 @@ def named_layers(
                 if kind == "weight" or (biases and f"{prefix}{theirs}.bias" in checkpoint.tensors):
                     names[f"layers.{layer}.{mine}.{kind}"] = f"{prefix}{theirs}.{kind}"
     return names
-
-
-PARTS = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-"""A layer's weights: our name, Hugging Face's."""

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import read_hf
 from slipstream.models.config import Fields
+from slipstream.models.names import HF_LAYER
 from slipstream.models.rope import RopeConfig
 from slipstream.models.weights import WeightSource
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, KVFormat, Program, Recorder
 from slipstream.program.ops import MaskKind, Value
 from slipstream.speculation.checkpoint import (
     EMBEDDING,
-    PARTS,
     DrafterWeights,
     Int32Array,
     layer_ids,
@@ -193,7 +193,7 @@ def dspark_weights(
     c: DSparkConfig, checkpoint: Checkpoint, target: WeightSource | None
 ) -> tuple[DrafterWeights, Int32Array | None]:
     """The weights, and the tokens that the head's rows stand for (None: all)."""
-    names = named_layers(checkpoint, [f"layers.{i}." for i in range(c.layers)], PARTS)
+    names = named_layers(checkpoint, [f"layers.{i}." for i in range(c.layers)], HF_LAYER)
     names |= {f"{name}.weight": f"{name}.weight" for name in ("fc", "hidden_norm", "norm")}
     for mine, theirs in ((EMBEDDING, "embed_tokens.weight"), ("head.weight", "lm_head.weight")):
         if theirs in checkpoint.tensors:

@@ -14,13 +14,13 @@ import numpy as np
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import read_hf
 from slipstream.models.config import Fields
+from slipstream.models.names import HF_LAYER
 from slipstream.models.rope import RopeConfig
 from slipstream.models.weights import WeightSource
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, KVFormat, Program, Recorder
 from slipstream.program.ops import Value
 from slipstream.speculation.checkpoint import (
     EMBEDDING,
-    PARTS,
     DrafterWeights,
     Int32Array,
     layer_ids,
@@ -138,7 +138,7 @@ def eagle3_weights(
     """The weights, and the tokens that the head's rows stand for (None: all)."""
     midlayer = "midlayer.hidden_norm.weight" in checkpoint.tensors
     prefixes = ["midlayer." if midlayer else "layers.0.", *(f"layers.{i}." for i in range(1, c.layers))]
-    names = named_layers(checkpoint, prefixes, PARTS | {"hidden_norm": "hidden_norm"})
+    names = named_layers(checkpoint, prefixes, HF_LAYER | {"hidden_norm": "hidden_norm"})
     names |= {"norm.weight": "norm.weight", "head.weight": "lm_head.weight", "input_norm.weight": "input_norm.weight"}
     made = {}
     if c.tap_norms:  # a norm's weight scales the columns that the joining matrix reads
