@@ -39,7 +39,8 @@ sanitize: $(VENV)/.dev
 	cp $(SANITIZED)/_native*.so $(SANITIZED)/src/slipstream/kernels/native/
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python native/sanitized_tests.py $(SANITIZED)/src \
-	  tests/kernels tests/engine tests/weights/test_dequantize.py \
+	  tests/kernels tests/engine tests/weights/test_dequantize.py tests/speculation/test_layouts.py \
+	  tests/speculation/test_state.py tests/speculation/test_suffix.py \
 	  -k "not torch and not forced and not device" -p no:cacheprovider
 
 bench: $(VENV)/.base
