@@ -13,10 +13,10 @@
 #include <new>
 #include <stdexcept>
 
+#include "bindings.hpp"
 #include "executor.hpp"
 #include "pack.hpp"
 #include "runner.hpp"
-#include "suffix.hpp"
 
 namespace nb = nanobind;
 using namespace slip;
@@ -341,23 +341,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<int>(), nb::arg("threads"))
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
-  nb::class_<SuffixIndex>(m, "SuffixIndex")
-      .def(nb::init<int, int>(), nb::arg("capacity"), nb::arg("least"))
-      .def("append", [](SuffixIndex& s, const std::vector<int32_t>& tokens) { s.append(tokens.data(), (int)tokens.size()); }, nb::arg("tokens"))
-      .def("propose", [](const SuffixIndex& s, const SuffixIndex* learned, int most) -> std::optional<std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<float>>> {
-        int32_t context[SuffixIndex::kMostMatch];
-        const int count = s.tail(context);
-        SuffixIndex::Proposal p = s.propose(context, count, most);
-        if (learned) {
-          SuffixIndex::Proposal other = learned->propose(context, count, most);
-          if (!other.tokens.empty() && (p.tokens.empty() || other.matched[0] > p.matched[0])) p = std::move(other);
-        }
-        if (p.tokens.empty()) return std::nullopt;
-        return std::make_tuple(p.tokens, p.matched, p.share);
-      }, nb::arg("learned").none(), nb::arg("most"))
-      .def_prop_ro("bytes", &SuffixIndex::bytes)
-      .def_prop_ro("appended", &SuffixIndex::appended)
-      .def("__len__", &SuffixIndex::size);
+  bind_suffix(m);
 
   nb::class_<Draws>(m, "Draws")
       .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>>(),

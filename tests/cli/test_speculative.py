@@ -91,6 +91,22 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     assert json.loads(file.read_text())["p99_tpot_ratio"]["median"] > 0
     table = run("bench", "table", str(tmp_path)).stdout
     assert "| speculation, many streams, " in table
+    own = f"draft:{tiny_gguf},only"
+    beside = run(*common[:-2], "--speculative", own, "--limit", "1", "--overheads", "--out", str(file))
+    assert beside.returncode == 0, beside.stderr
+    overheads = json.loads(file.read_text())["overheads"]
+    assert overheads["pass"]["median"] > 0
+    assert overheads["silent_drafters"]["median"] > 0
+    assert "drafters that never draft take" in run("bench", "table", str(tmp_path)).stdout
+
+
+def test_bench_spec_prediction(tiny_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prediction.json"
+    out = run("bench", "spec-prediction", str(tiny_gguf), "--turns", "1", "--out", str(file))
+    assert out.returncode == 0, out.stderr
+    report = json.loads(file.read_text())
+    assert {(cell["batch"], cell["draft_len"]) for cell in report["cells"]} >= {(1, 1), (16, 8)}
+    assert "| predicted S, " in run("bench", "table", str(tmp_path)).stdout
 
 
 def test_prompt_files(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from slipstream.speculation.eagle3_model import (
     record_eagle3,
 )
 from slipstream.speculation.eagle3_tree import Eagle3TreeDrafter, TreeShape
-from slipstream.speculation.markov import MarkovHeads
+from slipstream.speculation.markov import MarkovHeads, Slot
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
 from tests.speculation import checkpoints
@@ -221,7 +221,8 @@ def test_dspark_computes_what_upstream_does(name: str, tmp_path: Path) -> None:
             before, hidden = context, output.taps[HIDDEN]
             assert output.logits is not None
             wanted = {key.removeprefix(f"b{number}_"): value for key, value in up.outputs.items()}
-            walk = drafter.heads.walk(anchor, output.logits, hidden, lambda slot, scores, tokens: int(scores.argmax()))
+            everything = [Slot(logits, np.arange(logits.shape[-1])) for logits in output.logits[c.first_slot :]]
+            walk = drafter.heads.walk(anchor, everything, hidden, lambda slot, scores, tokens: int(scores.argmax()))
             if backend.name == "native":
                 assert np.corrcoef(hidden.ravel(), wanted["hidden"].ravel())[0, 1] > 0.999
                 continue

@@ -144,6 +144,10 @@ def _spec(r: dict[str, Any]) -> str:
     cost = f"v(K + 1) for K = 1, 4, 8: {', '.join(format(r['verify_cost'][k], '.2f') for k in ('1', '4', '8'))}"
     cost += f", c {r['c']:.3f}" if r["c"] else ""
     forced = f"; drafts accepted by force, {r['forced_acceptance']:.0%}" if "forced_acceptance" in r else ""
+    if (passes := (r.get("overheads") or {}).get("pass")) is not None:
+        cost += f" ({passes['median']:.3f} beside a plain step after each round)"
+    if "overheads" in r:
+        cost += f"; drafters that never draft take {r['overheads']['silent_drafters']['median'] - 1:+.1%} of a step"
     same = "answers those of plain decoding" if r["identical"] else "answers NOT those of plain decoding"
     return (
         f"{r['speculative']}{', likeliest tokens' if r.get('likeliest') else ''}, {r['prompt_set']}, "
@@ -162,9 +166,22 @@ def _spec_streams(r: dict[str, Any]) -> str:
     )
 
 
+def _spec_prediction(r: dict[str, Any]) -> str:
+    cells = r["cells"]
+    by = "; ".join(
+        f"batch {c['batch']}, context {c['context']}, K {c['drafted']:.1f}: {c['predicted']:.2f} / {c['measured']:.2f}"
+        for c in cells
+    )
+    return (
+        f"each draft holds with chance {r['acceptance']:.2f}; {len(cells)} cells, predicted against measured S: median "
+        f"error {r['median_error']:.1%}, worst {r['worst_error']:.1%}; least S {r['least_measured']:.3f}; {by}"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("categories", "speculation", _spec),
+        ("least_measured", "predicted S", _spec_prediction),
         ("plain_tpot", "speculation, many streams", _spec_streams),
         ("serve_streams", "serving", _serve),
         ("goodput", "trace", _replay),

@@ -41,6 +41,7 @@ app.command("quality")(quality.quality)
 bench.app.command("serve")(bench_serving.serve)
 bench.app.command("replay")(bench_serving.replay_trace)
 bench.app.command("spec")(bench_spec.spec)
+bench.app.command("spec-prediction")(bench_spec.spec_prediction)
 app.add_typer(bench.app, name="bench")
 
 

@@ -24,6 +24,8 @@ from slipstream.cli.options import (
 )
 from slipstream.errors import UsageError
 
+OVERHEAD_PROMPTS = 8
+
 
 def spec(
     model: ModelArgument,
@@ -45,6 +47,10 @@ def spec(
             "--force-accept", help="Accept drafts with this chance, whatever they say: for measuring v and d."
         ),
     ] = None,
+    overheads: Annotated[
+        bool,
+        typer.Option("--overheads", help="Measure too what a pass of the drafter and drafters with no draft cost."),
+    ] = False,
     json_output: JsonOption = False,
     out: Out = None,
     max_model_len: MaxModelLen = None,
@@ -57,6 +63,7 @@ def spec(
 
     from slipstream.bench.prompts import read_talks
     from slipstream.bench.spec import forced, measure, side_by_side
+    from slipstream.bench.spec_overheads import overheads as measure_overheads
     from slipstream.program.sampling import SamplingParams
     from slipstream.speculation import ForcedVerification
 
@@ -89,6 +96,14 @@ def spec(
             result = measure(drafted.model, drafted.cost, drafted.controller, verification, talks, params, progress)
             if force_accept is not None:
                 result = forced(result, force_accept)
+        if overheads:
+            first = [drafted.model.chat_prompt([*t.before, {"role": "user", "content": t.turns[0]}]) for t in talks]
+            fitting = [prompt for prompt in first if len(prompt) + max_tokens <= drafted.model.max_len][
+                :OVERHEAD_PROMPTS
+            ]
+            result["overheads"] = measure_overheads(
+                drafted.model, drafted.cost, drafted.controller, fitting, params, lambda n: bar("overheads", n, 100)
+            )
     result |= {"likeliest": likeliest, "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
     report(result, json_output, out)
     if not json_output:
@@ -117,4 +132,49 @@ def _table(result: dict[str, Any]) -> None:
     same = "the same as plain decoding" if result["identical"] else "NOT those of plain decoding"
     verify = ", ".join(f"{k}: {v:.2f}" for k, v in result["verify_cost"].items())
     print(f"mean S {result['mean_speedup']:.3f}, least {result['least_speedup']:.3f}; answers are {same}")
+    if found := result.get("overheads"):
+        print(f"drafters that never draft: {found['silent_drafters']['median']:.3f} of the time without drafters")
+        if found.get("pass"):
+            print(f"a pass of the drafter, each beside a plain step right after it: c = {found['pass']['median']:.3f}")
     print(f"verifying K drafts costs, in steps of one row: {verify}; a pass of the drafter c = {result['c']:.3f}")
+
+
+def spec_prediction(
+    model: ModelArgument,
+    acceptance: Annotated[float, typer.Option(help="Chance with which each draft is made to hold.")] = 0.8,
+    turns: Annotated[int, typer.Option(help="Turns of plain and drafted decoding in each cell.")] = 5,
+    json_output: JsonOption = False,
+    out: Out = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """How well S is predicted, over batch, draft length and context."""
+    from dataclasses import replace
+
+    from slipstream.bench.spec_prediction import BATCHES, measure
+    from slipstream.engine import load_model
+    from slipstream.engine.cost import cost_model
+
+    if not 0.0 <= acceptance <= 1.0 or turns < 1:
+        raise UsageError("--acceptance is from 0 to 1, --turns at least 1")
+    options = load_options(None, kv_cache_dtype, quantization, threads, "native")
+    with progress_bar() as bar:
+        loaded = load_model(model, replace(options, sequences=max(BATCHES)), bar)
+        cost = cost_model(loaded)
+        result = measure(loaded, cost, acceptance, turns, lambda done, total: bar("measuring", done, total))
+    report(result, json_output, out)
+    if not json_output:
+        rows = [
+            (
+                str(c["batch"]), str(c["context"]), str(c["draft_len"]), f"{c['drafted']:.1f}", f"{c['predicted']:.2f}",
+                f"{c['measured']:.2f}", f"{c['error']:+.1%}",
+            )
+            for c in result["cells"]
+        ]  # fmt: skip
+        title = f"{result['model']}: S where each draft holds with chance {acceptance:.2f}"
+        table(title, rows, ("batch", "context", "K at most", "K", "S predicted", "S measured", "error"))
+        print(
+            f"median error {result['median_error']:.1%}, worst {result['worst_error']:.1%}; "
+            f"least S measured {result['least_measured']:.3f}"
+        )

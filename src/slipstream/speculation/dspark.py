@@ -15,12 +15,12 @@ import numpy.typing as npt
 from slipstream.kernels import Executable
 from slipstream.program import BLOCK_SLOTS, Draft, Proposal
 from slipstream.program.noise import gumbel_of
-from slipstream.program.sampling import STREAM_DRAFT, STREAM_TARGET
+from slipstream.program.sampling import STREAM_DRAFT, STREAM_TARGET, Draw, DrawColumns, SamplingParams
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.chains import Chains, PassClock
 from slipstream.speculation.drafter import Ask, Needs
 from slipstream.speculation.dspark_model import HIDDEN, DSparkConfig
-from slipstream.speculation.markov import Choose, MarkovHeads
+from slipstream.speculation.markov import Choose, MarkovHeads, Slot
 from slipstream.speculation.rows import Piece, rows_of
 from slipstream.speculation.settings import PRIORS, Drawing, class_of
 from slipstream.speculation.tapped import Float32Array, TappedDrafter
@@ -51,6 +51,8 @@ class DSparkDrafter(TappedDrafter):
         self.config, self.context, self.block, self.heads = config, context, block, heads
         self.needs = Needs(config.taps, embedding=True, head=True)
         self.most, self.drawing, self._max_rows = config.drafts, drawing, max_rows
+        self._looking = SamplingParams(temperature=0.0, logprobs=min(LOOKED_AT, config.draft_vocabulary))
+        self._draws: dict[int, DrawColumns] = {}
         self._clock = PassClock()
 
     def prior(self, draft_class: int) -> float:
@@ -74,22 +76,35 @@ class DSparkDrafter(TappedDrafter):
         for index in going:
             answer = asks[index].answer
             pieces.append(Piece(answer, len(answer.tokens) - 1, [answer.tokens[-1], *masks]))
-        output = self.block.step(rows_of(pieces, "all"), None, logits=True)
-        assert output.logits is not None
+        output = self.block.step(rows_of(pieces, "all"), self._likeliest(len(going)))
+        assert output.drawn is not None
         for place, index in enumerate(going):
             rows = slice(place * self.config.block, (place + 1) * self.config.block)
-            drafts[index] = self._chain(asks[index], output.logits[rows], output.taps[HIDDEN][rows])
+            drafting = slice(rows.start + self.config.first_slot, rows.stop)
+            slots = [
+                Slot(logits, places)
+                for places, logits in zip(
+                    output.drawn.tokens[drafting, 1:], output.drawn.logprobs[drafting, 1:], strict=True
+                )
+            ]
+            drafts[index] = self._chain(asks[index], slots, output.taps[HIDDEN][rows])
         self._clock.observe(len(going), time.perf_counter() - begun)
         return drafts
 
     def _has_room(self, answer: Answer) -> bool:
         return len(answer.blocks) * BLOCK_SLOTS >= len(answer.tokens) - 1 + self.config.block
 
-    def _chain(self, ask: Ask, logits: Float32Array, hidden: Float32Array) -> Draft | None:
+    def _likeliest(self, blocks: int) -> DrawColumns:
+        """Draws that hand out the likeliest tokens of every row."""
+        if blocks not in self._draws:
+            self._draws[blocks] = DrawColumns.of([Draw(self._looking, 0, 0, 0)] * (blocks * self.config.block))
+        return self._draws[blocks]
+
+    def _chain(self, ask: Ask, slots: Sequence[Slot], hidden: Float32Array) -> Draft | None:
         """Walk the block, and stop where a token is not likely enough to survive."""
         proposals: list[Proposal] = []
         choose = self._chooser(ask.answer, proposals)
-        walk = self.heads.walk(ask.answer.tokens[-1], logits, hidden, choose, LOOKED_AT)
+        walk = self.heads.walk(ask.answer.tokens[-1], slots, hidden, choose)
         chains = Chains([ask], self.name)
         for place, (token, confidence) in enumerate(zip(walk.tokens, walk.confidences, strict=True)):
             if not chains.add(0, token, class_of(confidence), proposals[place] if proposals else None):

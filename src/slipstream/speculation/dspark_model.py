@@ -245,7 +245,7 @@ def record_block(c: DSparkConfig, max_len: int, kv_format: KVFormat, state: str)
         x = p.add(x, p.linear(p.gated(gate, up, "silu"), f"{at}.down.weight", c.hidden))
     normed = p.rmsnorm(x, "norm.weight", c.norm_eps)
     p.hand_out(normed, HIDDEN)
-    p.logits(normed, "head.weight", c.draft_vocabulary)
+    p.sample(p.logits(normed, "head.weight", c.draft_vocabulary))
     block, context = p.program(), record_context(c, max_len, kv_format, state)
     return replace(block, weights={**context.weights, **block.weights})
 

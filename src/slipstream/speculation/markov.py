@@ -6,8 +6,8 @@ logits of the next slot. The confidence head says how likely a slot's token is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,13 @@ from slipstream.weights import Checkpoint
 Float32Array = npt.NDArray[np.float32]
 Choose = Callable[[int, Float32Array, npt.NDArray[np.int64]], int]
 """Given a slot's number, logits of some tokens and the tokens, which of them (by index) is drafted."""
+
+
+class Slot(NamedTuple):
+    """The tokens of a slot that are looked at: their logits, but for a constant, and their rows of the head."""
+
+    logits: Float32Array
+    places: npt.NDArray[np.integer[Any]]
 
 
 class Walk(NamedTuple):
@@ -64,11 +71,8 @@ class MarkovHeads:
             raise ModelFileError(self._checkpoint.files[0], f"tensor {name!r}", found)
         return tensor.float32()
 
-    def walk(self, anchor: int, logits: Float32Array, hidden: Float32Array, choose: Choose, top: int = 0) -> Walk:
-        """Draft along a block: `logits` [block, head's tokens] and `hidden` [block, hidden] of its rows.
-
-        With `top`, only so many of each slot's likeliest tokens are looked at.
-        """
+    def walk(self, anchor: int, slots: Sequence[Slot], hidden: Float32Array, choose: Choose) -> Walk:
+        """Draft along a block whose rows have `hidden` [block, hidden]; `slots` are those that draft."""
         c, previous = self.config, anchor
         state: Float32Array = np.zeros(c.rank, np.float32)
         walk = Walk([], [], [])
@@ -81,14 +85,12 @@ class MarkovHeads:
                 shift = _sigmoid(self.gate @ np.concatenate([hidden[row], before]) + self.gate_bias) * before
             if row < c.first_slot:
                 continue
-            scores, places = logits[row], np.arange(len(self.tokens))
-            if 0 < top < len(scores):
-                places = np.argpartition(scores, -top)[-top:]
-                scores = scores[places]
+            scores, places = slots[row - c.first_slot]
             if c.markov != "none":
                 scores = scores + self.w2[places] @ shift
             walk.logits.append(scores)
-            previous = int(self.tokens[places[choose(row - c.first_slot, scores, self.tokens[places])]])
+            tokens = self.tokens[places]
+            previous = int(tokens[choose(row - c.first_slot, scores, tokens)])
             walk.tokens.append(previous)
             walk.confidences.append(self._confidence(hidden[row], before) if c.confidence else 1.0)
         return walk

@@ -1,0 +1,10 @@
+// Parts of the Python module that have a file of their own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace slip {
+
+void bind_suffix(nanobind::module_& m);
+
+}  // namespace slip
