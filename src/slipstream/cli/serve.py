@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from slipstream.engine.worker import WorkerOptions
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import Keys
+    from slipstream.training.recorder import RecordOptions
 
 BACKLOG = 2048
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -78,6 +79,13 @@ def serve(
         int,
         typer.Option("--fixed-size-flush", help="Tokens in each event of a stream, so that steps do not show; 0: off."),
     ] = 0,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            "--record",
+            help="Keep answers as token ids for training: FILE[,asked][,gb=1][,days=90][,redact=MODULE:FUNCTION].",
+        ),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
 ) -> None:
     """Serve a model to many users at once."""
@@ -85,6 +93,7 @@ def serve(
     from slipstream.engine.worker import WorkerOptions
     from slipstream.serving.app import ServerLimits
     from slipstream.serving.keys import load_keys
+    from slipstream.training.recorder import RecordOptions
     from slipstream.weights.references import resolve
 
     keys = load_keys(api_key, api_keys_file)
@@ -100,6 +109,7 @@ def serve(
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     with progress_bar() as bar:
         path = resolve(model, bar)
+    recording = RecordOptions.parse(record) if record is not None else None
     Speculative.parse(speculative)
     verification_of(verify)
     if not 0 <= fixed_size_flush <= 1024:
@@ -132,7 +142,8 @@ def serve(
     limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout, fixed_size_flush)
     listener = _listen(host, port)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    served = asyncio.run(_serve(worker, path, served_model_name or model, keys, limits, listener, drain_timeout))
+    name = served_model_name or model
+    served = asyncio.run(_serve(worker, path, name, keys, limits, listener, drain_timeout, recording))
     if explain:
         print(expected.compared(served), file=sys.stderr)
 
@@ -164,26 +175,34 @@ async def _serve(
     limits: ServerLimits,
     listener: socket.socket,
     drain_timeout: float,
+    recording: RecordOptions | None,
 ) -> list[float]:
     """Serve until a signal comes; returns tokens a second of each answer after its first token."""
     import uvicorn
 
     from slipstream.engine.client import EngineClient
+    from slipstream.models import read_config
     from slipstream.serving.app import Api
+    from slipstream.serving.recording import Served
+    from slipstream.speculation.card import fingerprint_of
     from slipstream.text import load_tokenizer
-    from slipstream.text.template import ChatTemplate
+    from slipstream.text.template import ChatTemplate, hash_of
+    from slipstream.training.recorder import Recorder
     from slipstream.weights.open import open_checkpoint
 
+    recorder = Recorder(recording) if recording is not None else None
     client = EngineClient(worker)
     loading = asyncio.create_task(client.start())
-    tokenizer = await asyncio.to_thread(lambda: load_tokenizer(open_checkpoint(path)))
+    checkpoint = await asyncio.to_thread(open_checkpoint, path)
+    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     template = ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None
     try:
         info = await loading
     except BaseException:
         await client.close()
         raise
-    api = Api(client, tokenizer, template, served_name, keys, limits)
+    origin = Served(fingerprint_of(read_config(checkpoint), checkpoint), hash_of(tokenizer.chat_template))
+    api = Api(client, tokenizer, template, served_name, keys, limits, recorder, origin)
 
     class Server(uvicorn.Server):
         """Says that it is going away as soon as it is asked to, and then ends well."""
@@ -219,4 +238,6 @@ async def _serve(
         await server.serve(sockets=[listener])
     finally:
         await client.close()
+        if recorder is not None:
+            recorder.close()
     return list(api.metrics.rates)

@@ -34,13 +34,17 @@ from slipstream.serving.flush import Flush
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
 from slipstream.serving.metrics import Gaps, Metrics
+from slipstream.serving.recording import Recording, Served
 from slipstream.text import Tokenizer
 from slipstream.text.sandbox import TemplateError
 from slipstream.text.template import ChatTemplate
+from slipstream.training.recorder import Recorder
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+RECORD_HEADER = "x-slipstream-record"
+"""on or off: whether a request is recorded, where --record is given."""
 BODY_SECONDS = 30.0
 """A body that has not arrived by then is given up."""
 
@@ -67,11 +71,15 @@ class Api:
         served_name: str,
         keys: Keys,
         limits: ServerLimits,
+        recorder: Recorder | None = None,
+        served: Served | None = None,
     ):
+        """With a `recorder` answers are kept for training, as made by what was `served`."""
         self.client, self.tokenizer, self.template = client, tokenizer, template
+        self.recorder, self.served = recorder, served or Served()
         self.served_name, self.keys, self.limits = served_name, keys, limits
         figures = EngineCollector(served_name, lambda: (client.stats, client.info, client.restarts))
-        self.metrics = Metrics(served_name, figures)
+        self.metrics = Metrics(served_name, figures, recorder)
         self.draining = False
         # The tokenizer is not to be used by two threads at once, and a long text must not hold up the loop.
         self._texts = ThreadPoolExecutor(1, "texts")
@@ -279,6 +287,10 @@ class Api:
         leave.enter_context(key.admitted())
         try:
             news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
+            if self.recorder is not None and self.recorder.options.wants(
+                request.headers.get(RECORD_HEADER), key.record
+            ):
+                news = _overheard(news, Recording(self.recorder, self.served, answer.id, work, terms))
             if body.stream:
                 first = await anext(news)  # what is refused is refused with a status, not inside a stream
                 include = body.stream_options is not None and body.stream_options.include_usage
@@ -438,6 +450,13 @@ async def _merged(streams: list[AsyncIterator[News]], n: int) -> AsyncIterator[N
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _overheard(news: AsyncIterator[News], recording: Recording) -> AsyncIterator[News]:
+    async with contextlib.aclosing(news) as source:  # type: ignore[type-var]
+        async for item in source:
+            recording.hear(item[0])
+            yield item
 
 
 async def _disconnected(request: Request) -> None:

@@ -18,6 +18,7 @@ from prometheus_client import Counter as PrometheusCounter
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.serving.engine_metrics import EngineCollector
+from slipstream.training.recorder import Recorder
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SHORT = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -56,7 +57,7 @@ class Gaps:
 class Metrics:
     """The server's registry: what it counts itself, and the engine's figures (see EngineCollector)."""
 
-    def __init__(self, model: str, engine: EngineCollector):
+    def __init__(self, model: str, engine: EngineCollector, recorder: Recorder | None = None):
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.rates: deque[float] = deque(maxlen=RATES)
@@ -99,6 +100,17 @@ class Metrics:
         self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a request's prompt.", TOKENS)
         self.answer_length = histogram("vllm:request_generation_tokens", "Tokens of a request's answer.", TOKENS)
+        if recorder is not None:
+            for name, text, read in (
+                ("slipstream_recorded", "Answers written to the traffic file.", lambda: recorder.written),
+                ("slipstream_record_drops", "Answers that could not be written in time.", lambda: recorder.dropped),
+                (
+                    "slipstream_recording",
+                    "Whether answers are recorded; 0: it failed.",
+                    lambda: not recorder.failure,
+                ),
+            ):
+                gauge(name, text).set_function(read)
         self.fraction = gauge("slipstream_ceiling_fraction", "Share of it that the last request got.")
         self.waterfall = Gauge(
             "slipstream_waterfall_seconds_per_token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 import time
@@ -17,6 +18,11 @@ MAX_TEMPLATE = 1 << 20
 MAX_SECONDS = 2.0
 
 Message = Mapping[str, Any]
+
+
+def hash_of(template: str | None) -> str:
+    """Names a template; empty if there is none."""
+    return hashlib.sha256(template.encode()).hexdigest()[:16] if template else ""
 
 
 class ChatTemplate:

@@ -1,0 +1,1 @@
+"""A drafter from your own traffic: record, train, measure, deploy, watch."""

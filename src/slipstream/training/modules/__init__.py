@@ -1,0 +1,1 @@
+"""Drafters as torch modules: what is trained."""

@@ -1,0 +1,195 @@
+"""TrafficStore: recorded answers in an SQLite file, bounded in size and age. A crash loses at most the last moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from slipstream.errors import SlipstreamError
+from slipstream.training.records import (
+    Record,
+    pack_tokens,
+    settings_of_json,
+    spans_json,
+    spans_of,
+    unpack_tokens,
+)
+
+VERSION = 1
+MOST_BYTES = 1 << 30
+MOST_DAYS = 90.0
+_PRUNED = 0.1
+"""Share of the records that goes at once when there are too many."""
+_PAGE = 512
+"""Records read at a time: the file is not held while they are looked at."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS records (
+  id INTEGER PRIMARY KEY, time REAL NOT NULL, request TEXT NOT NULL, key TEXT NOT NULL, tag TEXT NOT NULL,
+  target TEXT NOT NULL, template TEXT NOT NULL, settings TEXT NOT NULL, spans TEXT NOT NULL,
+  tokens BLOB NOT NULL, steps BLOB NOT NULL, count INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_time ON records (time);
+CREATE INDEX IF NOT EXISTS by_request ON records (request);
+CREATE INDEX IF NOT EXISTS by_key ON records (key);
+"""
+_COLUMNS = "id, time, request, key, tag, target, template, settings, spans, tokens, steps"
+
+
+class StoreError(SlipstreamError):
+    """A traffic file that cannot be opened, read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which records are meant; None: any. `before` and `since` are seconds since the epoch."""
+
+    request: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    target: str | None = None
+    before: float | None = None
+    since: float | None = None
+
+    def clause(self) -> tuple[str, list[str | float]]:
+        """As SQL, with its values."""
+        tests: list[tuple[str, str | float | None]] = [
+            ("request = ?", self.request), ("key = ?", self.key), ("tag = ?", self.tag), ("target = ?", self.target),
+            ("time < ?", self.before), ("time >= ?", self.since),
+        ]  # fmt: skip
+        wanted = [(test, value) for test, value in tests if value is not None]
+        return " AND ".join(test for test, _ in wanted) or "1", [value for _, value in wanted]
+
+
+class TrafficStore:
+    """Use as a context manager, from one thread. Readers and one writer can have the same file open."""
+
+    def __init__(self, path: Path, *, create: bool = True, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS):
+        """Raises StoreError. A file that is made here can be read by its owner only."""
+        if not create and not path.is_file():
+            raise StoreError(f"{path}: there is no such traffic file; record one with serve --record {path}")
+        self.path, self.most_bytes, self.most_days = path, most_bytes, most_days
+        try:
+            if create and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"{path}: cannot be used as a traffic file: {error}") from error
+
+    def _open(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if version not in (0, VERSION) or (tables and version != VERSION):
+            raise StoreError(f"{self.path}: is no traffic file of this version (it says {version})")
+        if not tables:
+            self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA secure_delete = ON")  # what is deleted is not to be found in the file
+        self._db.executescript(_SCHEMA)
+        self._db.execute(f"PRAGMA user_version = {VERSION}")
+
+    def __enter__(self) -> TrafficStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @property
+    def bytes(self) -> int:
+        """Size of what the file holds."""
+        pages, free, size = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add records in one go; the oldest make room where there are too many. Raises StoreError."""
+        rows = [
+            (
+                r.time or time.time(), r.request, r.key, r.tag, r.target, r.template,
+                json.dumps(dict(r.settings)), spans_json(r), pack_tokens(r.tokens), pack_tokens(r.steps), r.answered,
+            )
+            for r in records
+        ]  # fmt: skip
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(
+                    "INSERT INTO records (time, request, key, tag, target, template, settings, spans, tokens, steps, "
+                    "count) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    rows,
+                )
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._prune()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+
+    def _prune(self) -> None:
+        if self.most_days > 0:
+            self._db.execute("DELETE FROM records WHERE time < ?", (time.time() - 86400.0 * self.most_days,))
+        while self.bytes > self.most_bytes and (count := len(self)):
+            self._db.execute(
+                "DELETE FROM records WHERE id IN (SELECT id FROM records ORDER BY time, id LIMIT ?)",
+                (max(1, int(_PRUNED * count)),),
+            )
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def __len__(self) -> int:
+        return int(self._db.execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def count(self, which: Which | None = None) -> tuple[int, int]:
+        """(records, tokens that the target made)."""
+        clause, values = (which or Which()).clause()
+        row = self._db.execute(f"SELECT count(*), total(count) FROM records WHERE {clause}", values).fetchone()
+        return int(row[0]), int(row[1])
+
+    def tags(self) -> dict[str, tuple[int, int]]:
+        """(records, tokens that the target made) by tag."""
+        rows = self._db.execute("SELECT tag, count(*), total(count) FROM records GROUP BY tag ORDER BY tag").fetchall()
+        return {tag: (int(count), int(tokens)) for tag, count, tokens in rows}
+
+    def records(self, which: Which | None = None) -> Iterator[Record]:
+        """In order of time. Raises RecordError where one is damaged."""
+        clause, values = (which or Which()).clause()
+        after: tuple[float, int] = (-1e300, -1)
+        query = f"SELECT {_COLUMNS} FROM records WHERE ({clause}) AND (time, id) > (?, ?) ORDER BY time, id LIMIT ?"
+        while rows := self._db.execute(query, [*values, *after, _PAGE]).fetchall():
+            for row in rows:
+                yield _record(row)
+            after = (rows[-1][1], rows[-1][0])
+
+    def delete(self, which: Which) -> int:
+        """Delete records for good; returns how many."""
+        clause, values = which.clause()
+        try:
+            count = self._db.execute(f"DELETE FROM records WHERE {clause}", values).rowcount
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: cannot be written: {error}") from error
+        return int(count)
+
+
+def _record(row: tuple[int, float, str, str, str, str, str, str, str, bytes, bytes]) -> Record:
+    _, when, request, key, tag, target, template, settings, spans, tokens, steps = row
+    return Record(
+        unpack_tokens(tokens), spans_of(spans), target, template, tag, key, when, request,
+        settings_of_json(settings), unpack_tokens(steps),
+    )  # fmt: skip
