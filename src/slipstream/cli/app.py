@@ -19,6 +19,7 @@ from slipstream.cli import (
     pull,
     quality,
     serve,
+    traffic,
 )
 from slipstream.errors import SlipstreamError, UsageError
 
@@ -43,6 +44,7 @@ bench.app.command("replay")(bench_serving.replay_trace)
 bench.app.command("spec")(bench_spec.spec)
 bench.app.command("spec-prediction")(bench_spec.spec_prediction)
 app.add_typer(bench.app, name="bench")
+app.add_typer(traffic.app, name="traffic")
 
 
 def main() -> None:

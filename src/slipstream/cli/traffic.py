@@ -1,0 +1,216 @@
+"""slipstream traffic: look at recorded answers, bring logs in, take records out, delete them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.options import JsonOption, Threads, progress_bar, table
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream.training.store import Which
+
+app = typer.Typer(help="Recorded answers: import, export, stats, delete.", no_args_is_help=True)
+
+DatabaseArgument = Annotated[Path, typer.Argument(metavar="TRAFFIC", help="A traffic file, as serve --record writes.")]
+Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only records of this key.")]
+Days = Annotated[float | None, typer.Option("--newer-than", help="Only records of the last so many days.")]
+
+
+@app.command("import")
+def import_(
+    log: Annotated[Path, typer.Argument(help="OpenAI-format JSON lines, .gz or not, or what export wrote.")],
+    into: DatabaseArgument,
+    model: Annotated[str, typer.Option("--model", help="The target whose traffic this is.")],
+    regenerate: Annotated[
+        bool, typer.Option("--regenerate", help="Have the target answer anew: needed where another model did.")
+    ] = False,
+    own: Annotated[bool, typer.Option("--own", help="This very model made the answers.")] = False,
+    tag: Annotated[str, typer.Option("--tag", help="For exchanges that have none.")] = "",
+    system: Annotated[str, typer.Option("--system", help="A system message where there is none.")] = "",
+    temperature: Annotated[float, typer.Option(help="Where the log says nothing.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Of an answer, where the log says nothing.")] = 512,
+    most_tokens: Annotated[
+        int, typer.Option("--most-tokens", help="Stop when answers of this model have so many tokens.")
+    ] = 1 << 40,
+    threads: Threads = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Bring a log in, its answers as they are or made anew; an import that was stopped goes on where it was."""
+    from slipstream.engine import LoadOptions, load_model
+    from slipstream.models import read_config
+    from slipstream.program.sampling import SamplingParams
+    from slipstream.speculation.card import fingerprint_of
+    from slipstream.training.imports import STREAMS, Importer
+    from slipstream.training.logs import read_log
+    from slipstream.training.store import TrafficStore
+    from slipstream.training.tables import read_parquet
+    from slipstream.weights.open import open_checkpoint
+    from slipstream.weights.references import resolve
+
+    if regenerate and own:
+        raise UsageError("--regenerate makes answers anew, --own takes them as they are: say one of them")
+    if max_tokens < 1 or most_tokens < 1:
+        raise UsageError("--max-tokens and --most-tokens must be positive")
+    items = read_parquet(log) if log.suffix == ".parquet" else read_log(log)
+    with progress_bar() as bar, TrafficStore(into) as store:
+        checkpoint = open_checkpoint(resolve(model, bar))
+        loaded = load_model(model, LoadOptions(threads=threads, sequences=STREAMS if regenerate else 1), bar)
+        importer = Importer(loaded, fingerprint_of(read_config(checkpoint), checkpoint), store, tag, system)
+        if regenerate:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+            done = importer.anew(items, params, most_tokens, lambda at, all_: bar("tokens answered", at, all_))
+        else:
+            done = importer.as_they_are(items, same_target=own)
+    if json_output:
+        print(json.dumps(asdict(done)))
+        return
+    print(f"{done.records} records with {done.tokens} tokens of answers, {done.known} that were there already")
+    if done.unusable:
+        print(f"{done.unusable} could not be used; the first: {done.first_problem}", file=sys.stderr)
+    if done.records and not (regenerate or own):
+        print(
+            "their answers may be another model's, so no drafter is trained on them: --regenerate, or --own",
+            file=sys.stderr,
+        )
+
+
+@app.command()
+def export(
+    traffic: DatabaseArgument,
+    to: Annotated[Path, typer.Argument(help="A file that ends in .jsonl or .parquet.")],
+    tag: Tag = None,
+    key: Key = None,
+    newer_than: Days = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Write prompts and completions as text too, with its tokenizer.")
+    ] = None,
+) -> None:
+    """Write records to a file that import reads back."""
+    from slipstream.training.logs import row_of
+    from slipstream.training.store import TrafficStore
+    from slipstream.training.tables import write_parquet
+
+    with TrafficStore(traffic, create=False) as store:
+        records = store.records(_which(tag, key, newer_than))
+        if to.suffix == ".parquet":
+            if model is not None:
+                raise UsageError("text goes into .jsonl only")
+            count = write_parquet(records, to)
+        elif to.suffix == ".jsonl":
+            tokenizer, count = _tokenizer(model) if model is not None else None, 0
+            with to.open("w", encoding="utf-8") as file:
+                for count, record in enumerate(records, 1):  # noqa: B007
+                    row = row_of(record)
+                    if tokenizer is not None:
+                        start, stop = record.spans[-1]
+                        row["prompt"] = tokenizer.decode(record.tokens[:start])
+                        row["completion"] = tokenizer.decode(record.tokens[start:stop])
+                    file.write(json.dumps(row) + "\n")
+        else:
+            raise UsageError(f"{to}: a name that ends in .jsonl or .parquet says in which form")
+    print(f"{count} records in {to}")
+
+
+def _tokenizer(model: str) -> Any:
+    from slipstream.text import load_tokenizer
+    from slipstream.weights.open import open_checkpoint
+    from slipstream.weights.references import resolve
+
+    return load_tokenizer(open_checkpoint(resolve(model)))
+
+
+@app.command()
+def stats(
+    traffic: DatabaseArgument,
+    tag: Tag = None,
+    key: Key = None,
+    newer_than: Days = None,
+    limit: Annotated[
+        int, typer.Option("--limit", help="The newest so many records; replaying them takes time.")
+    ] = 5000,
+    json_output: JsonOption = False,
+) -> None:
+    """Tags, tokens, how much text repeats itself, and what drafting from text would reach on it."""
+    from slipstream.training.predictability import predictability
+    from slipstream.training.store import TrafficStore
+
+    which = _which(tag, key, newer_than)
+    with TrafficStore(traffic, create=False) as store:
+        count, tokens = store.count(which)
+        records = list(store.records(which))[-limit:]
+        size = store.bytes
+    found = predictability(records)
+    report = {
+        "records": count,
+        "answer_tokens": tokens,
+        "bytes": size,
+        "targets": len({record.target for record in records}),
+        "replayed": len(records),
+        "tags": {
+            name: {
+                "records": p.records,
+                "answer_tokens": p.tokens,
+                "prompt_tokens": p.prompt_tokens,
+                "repetition": p.repetition,
+                "drafters": {
+                    drafter: {
+                        "tau": counts.tau,
+                        "acceptance": counts.acceptance,
+                        "verifications": counts.rounds,
+                        "tokens_a_step": p.tokens_a_step(drafter),
+                    }
+                    for drafter, counts in p.drafts.items()
+                },
+            }
+            for name, p in found.items()
+        },
+    }
+    if json_output:
+        print(json.dumps(report))
+        return
+    rows = [
+        (
+            name or "(none)", str(p.records), str(p.tokens), f"{p.repetition:.0%}",
+            *(f"{p.drafts[d].tau:.2f} ({p.tokens_a_step(d):.2f})" for d in ("ngram", "suffix")),
+        )
+        for name, p in found.items()
+    ]  # fmt: skip
+    title = f"{traffic}: {count} records, {tokens} tokens of answers, {size / 1e6:.1f} MB; {len(records)} replayed"
+    header = ("tag", "records", "answer tokens", "repetition", "n-gram: tau (tokens/step)", "suffix: tau (tokens/step)")
+    if rows:
+        table(title, rows, header)
+    else:
+        print(title)
+
+
+@app.command()
+def delete(
+    traffic: DatabaseArgument,
+    request: Annotated[str | None, typer.Option("--request", help="Records of this request.")] = None,
+    key: Key = None,
+    tag: Tag = None,
+    older_than: Annotated[float | None, typer.Option("--older-than", help="Records older than so many days.")] = None,
+) -> None:
+    """Delete records for good: their bytes are overwritten."""
+    from slipstream.training.store import TrafficStore, Which
+
+    if request is None and key is None and tag is None and older_than is None:
+        raise UsageError("say which: --request, --key, --tag or --older-than; or delete the file")
+    before = None if older_than is None else time.time() - 86400.0 * older_than
+    with TrafficStore(traffic, create=False) as store:
+        print(f"{store.delete(Which(request, key, tag, before=before))} records deleted")
+
+
+def _which(tag: str | None, key: str | None, newer_than: float | None) -> Which:
+    from slipstream.training.store import Which
+
+    return Which(tag=tag, key=key, since=None if newer_than is None else time.time() - 86400.0 * newer_than)

@@ -1,0 +1,186 @@
+"""Import: exchanges of a log become records, with the answers as they are or made anew by the target.
+
+A drafter learns what its target says, so answers of another model are made anew: many at a time, by the engine itself,
+and in an order that is the file's, so that an import that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream.engine import Engine, Model
+from slipstream.engine.cost import cost_model
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.program.sampling import SamplingParams
+from slipstream.text.template import hash_of
+from slipstream.training.logs import Exchange
+from slipstream.training.records import Record, settings_of
+from slipstream.training.store import TrafficStore, Which
+
+STREAMS = 64
+BATCH = 64
+"""Answers made at a time, and records written at a time."""
+MOST_ANSWER = 512
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Imported:
+    """What came of an import."""
+
+    records: int = 0
+    tokens: int = 0
+    known: int = 0
+    """Records that were there already."""
+    unusable: int = 0
+    """Exchanges without an answer, too long, or that the template refuses."""
+    first_problem: str = ""
+
+    def refuse(self, problem: str) -> None:
+        """Leave an exchange out."""
+        self.unusable += 1
+        self.first_problem = self.first_problem or problem
+
+
+@dataclass(frozen=True, slots=True)
+class Importer:
+    """Turns exchanges into records of one target's traffic. `fingerprint` names the target."""
+
+    model: Model
+    fingerprint: str
+    store: TrafficStore
+    tag: str = ""
+    system: str = ""
+    """What is said to the model before every conversation that has no system message."""
+
+    def as_they_are(self, items: Iterable[Exchange | Record], *, same_target: bool) -> Imported:
+        """Take answers from the log. `same_target`: this very model made them, so that they can be learned from."""
+        done, batch = Imported(), []
+        for item in items:
+            record = item if isinstance(item, Record) else self._record(item, done, same_target=same_target)
+            if record is None:
+                continue
+            batch.append(replace(record, tag=record.tag or self.tag))
+            if len(batch) == BATCH:
+                self._write(batch, done)
+                batch = []
+        self._write(batch, done)
+        return done
+
+    def anew(
+        self, items: Iterable[Exchange | Record], params: SamplingParams, most_tokens: int, progress: Progress
+    ) -> Imported:
+        """Have the target answer, until its answers have `most_tokens`. Needs a model with room for many sequences.
+
+        `params` are settings for exchanges that name none; one that has been answered before is not asked again.
+        """
+        engine = Engine(self.model, cost_model(self.model))
+        done, begun = Imported(), 0
+        under_way: dict[int, tuple[Exchange, list[int], SamplingParams, list[int]]] = {}
+        ready: list[Record] = []
+        source, made = self._askable(items, params, done), self.store.count(Which(target=self.fingerprint))[1]
+        while True:
+            while len(under_way) < STREAMS and made + begun < most_tokens:
+                if (ask := next(source, None)) is None:
+                    break
+                exchange, prompt, chosen = ask
+                under_way[engine.add(prompt, chosen)] = (exchange, prompt, chosen, [])
+                begun += chosen.max_tokens or 0
+            if not under_way:
+                break
+            for chunk in engine.step():
+                exchange, prompt, chosen, answer = under_way[chunk.request]
+                answer += chunk.token_ids
+                if chunk.finish_reason is None:
+                    continue
+                del under_way[chunk.request]
+                engine.timings.pop(chunk.request)
+                begun -= chosen.max_tokens or 0
+                made += len(answer)
+                ready.append(self._made(exchange, prompt, answer, chosen))
+                progress(min(made, most_tokens), most_tokens)
+            if len(ready) >= BATCH:
+                self._write(ready, done)
+                ready = []
+        self._write(ready, done)
+        return done
+
+    def _askable(
+        self, items: Iterable[Exchange | Record], params: SamplingParams, done: Imported
+    ) -> Iterator[tuple[Exchange, list[int], SamplingParams]]:
+        for item in items:
+            if isinstance(item, Record):
+                raise UsageError("records have no text to be answered anew; import them as they are")
+            if self.store.count(Which(request=item.request, target=self.fingerprint))[0]:
+                done.known += 1
+                continue
+            prompt = self._prompt(item, done)
+            if prompt is None:
+                continue
+            longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
+            settings: dict[str, Any] = dict(item.settings)
+            if "top_k" in settings:
+                settings["top_k"] = int(settings["top_k"])
+            try:
+                chosen = replace(params, **settings, max_tokens=longest)
+            except UsageError as error:
+                done.refuse(str(error))
+                continue
+            yield item, prompt, chosen
+
+    def _prompt(self, exchange: Exchange, done: Imported) -> list[int] | None:
+        try:
+            if exchange.messages:
+                messages = [dict(message) for message in exchange.messages]
+                if self.system and messages[0]["role"] != "system":
+                    messages.insert(0, {"role": "system", "content": self.system})
+                prompt = self.model.chat_prompt(messages)
+            else:
+                prompt = self.model.tokenizer.encode(exchange.prompt)
+        except SlipstreamError as error:
+            done.refuse(str(error))
+            return None
+        if not prompt or len(prompt) + 2 > self.model.max_len:
+            done.refuse(f"a prompt of {len(prompt)} tokens does not fit into {self.model.max_len}")
+            return None
+        return prompt
+
+    def _record(self, exchange: Exchange, done: Imported, *, same_target: bool) -> Record | None:
+        if exchange.answer is None:
+            done.refuse("an exchange has no answer; have it made anew")
+            return None
+        prompt = self._prompt(exchange, done)
+        if prompt is None:
+            return None
+        answer = self.model.tokenizer.encode(exchange.answer, add_bos=False)
+        answer += list(self.model.eos)[:1] if exchange.messages else []
+        tokens = [*prompt, *answer][: self.model.max_len]
+        if len(tokens) <= len(prompt):
+            done.refuse("an answer is empty")
+            return None
+        target = self.fingerprint if same_target else ""
+        return Record(
+            tuple(tokens), ((len(prompt), len(tokens)),), target, self._template, exchange.tag, "",
+            exchange.time or time.time(), exchange.request, exchange.settings,
+        )  # fmt: skip
+
+    def _made(self, exchange: Exchange, prompt: list[int], answer: list[int], params: SamplingParams) -> Record:
+        return Record(
+            (*prompt, *answer), ((len(prompt), len(prompt) + len(answer)),), self.fingerprint, self._template,
+            exchange.tag or self.tag, "", time.time(), exchange.request, settings_of(params),
+        )  # fmt: skip
+
+    @property
+    def _template(self) -> str:
+        return hash_of(self.model.tokenizer.chat_template)
+
+    def _write(self, batch: list[Record], done: Imported) -> None:
+        fresh = [r for r in batch if not (r.request and self.store.count(Which(request=r.request, target=r.target))[0])]
+        done.known += len(batch) - len(fresh)
+        self.store.add(fresh)
+        done.records += len(fresh)
+        done.tokens += sum(record.answered for record in fresh)

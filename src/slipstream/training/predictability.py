@@ -1,0 +1,107 @@
+"""Predictability: what n-gram and suffix drafting would reach on recorded traffic, without running any model.
+
+An answer that is known can be replayed: a draft is accepted as far as it agrees with what was said. Answers are taken
+in order of time, so that suffix drafting knows what it would have known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slipstream.program import KVFormat, Namespace
+from slipstream.program.sampling import SamplingParams
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation import Counts, Drafter, SuffixDrafter
+from slipstream.training.records import Record
+
+MOST_DRAFT = 8
+WORTH = 0.3
+"""A draft is taken as far as it is at least so likely to survive, by what is known of its drafter beforehand."""
+GRAM = 4
+_NAMESPACE = Namespace("recorded", "none", KVFormat.F32)
+
+
+@dataclass
+class Predictability:
+    """Of one tag's answers: how often text repeats itself, and what drafts from text come to."""
+
+    records: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    grams: int = 0
+    repeated: int = 0
+    """Runs of GRAM tokens of the answers, and those that were there before in the same prompt and answer."""
+    drafts: dict[str, Counts] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
+    """Verifications and plain steps, by drafter."""
+
+    @property
+    def repetition(self) -> float:
+        """Share of runs of tokens that were there before."""
+        return self.repeated / self.grams if self.grams else 0.0
+
+    def tokens_a_step(self, drafter: str) -> float:
+        """Tokens over steps, those without a draft included."""
+        steps = self.steps.get(drafter, 0)
+        return self.tokens / steps if steps else 1.0
+
+
+def predictability(records: Iterable[Record]) -> dict[str, Predictability]:
+    """By tag. Records are taken in the order given."""
+    drafters: tuple[Drafter, ...] = (SuffixDrafter(learn=False), SuffixDrafter())
+    found: dict[str, Predictability] = {}
+    for record in records:
+        mine = found.setdefault(record.tag, Predictability())
+        mine.records += 1
+        mine.tokens += record.answered
+        mine.prompt_tokens += len(record.tokens) - record.answered
+        _repetition(record, mine)
+        for drafter in drafters:
+            counts = mine.drafts.setdefault(drafter.name, Counts())
+            for start, stop in record.spans:
+                steps = _replay(drafter, record, start, stop, counts)
+                mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + steps
+    return found
+
+
+def _repetition(record: Record, mine: Predictability) -> None:
+    seen: Counter[tuple[int, ...]] = Counter()
+    answered = {place for start, stop in record.spans for place in range(start, stop)}
+    for place in range(GRAM - 1, len(record.tokens)):
+        gram = record.tokens[place - GRAM + 1 : place + 1]
+        if place in answered:
+            mine.grams += 1
+            mine.repeated += gram in seen
+        seen[gram] += 1
+
+
+def _replay(drafter: Drafter, record: Record, start: int, stop: int, counts: Counts) -> int:
+    """Draft an answer as if it were being made; returns the steps that this took."""
+    params = SamplingParams(temperature=0.0)
+    tokens = list(record.tokens[:start])
+    answer = Answer(0, 0, tokens, start, params, 0, frozenset(), stop, _NAMESPACE, tenant=record.key, tag=record.tag)
+    steps = 0
+    while len(tokens) < stop:
+        left = stop - len(tokens) - 1
+        draft = drafter.draft(answer, min(left, MOST_DRAFT)) if left else None
+        length = 0
+        if draft is not None:
+            alive = 1.0
+            for draft_class in draft.classes:
+                alive *= drafter.prior(draft_class)
+                if alive < WORTH:
+                    break
+                length += 1
+        accepted = 0
+        if draft is not None and length:
+            wanted = record.tokens[len(tokens) : len(tokens) + length]
+            while accepted < length and draft.tokens[accepted] == wanted[accepted]:
+                accepted += 1
+            counts.add(length, accepted, min(accepted + 1, length))
+        end = len(tokens) + accepted + 1
+        tokens += record.tokens[len(tokens) : end]
+        steps += 1
+    drafter.free(answer)
+    return steps

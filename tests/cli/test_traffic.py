@@ -1,0 +1,68 @@
+"""slipstream traffic on the command line: a log in, answered anew, looked at, out again, deleted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slipstream.training.store import TrafficStore
+from tests.cli.test_cli import run
+
+
+def test_import_stats_export_delete(tiny_gguf: Path, tmp_path: Path) -> None:
+    log, db = tmp_path / "log.jsonl", tmp_path / "t.db"
+    rows = [{"prompt": f"one two three {n}", "completion": "four five six seven", "tag": "count"} for n in range(6)]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    first = run("traffic", "import", str(log), str(db), "--model", str(tiny_gguf))
+    assert first.returncode == 0, first.stderr
+    assert "6 records" in first.stdout
+    assert "--regenerate" in first.stderr
+    made = (
+        "traffic",
+        "import",
+        str(log),
+        str(db),
+        "--model",
+        str(tiny_gguf),
+        "--regenerate",
+        "--max-tokens",
+        "20",
+        "--json",
+    )
+    anew = run(*made)
+    assert anew.returncode == 0, anew.stderr
+    assert json.loads(anew.stdout)["records"] == 6
+    again = json.loads(run(*made).stdout)
+    assert (again["records"], again["known"]) == (0, 6)
+    with TrafficStore(db) as store:
+        records = list(store.records())
+    assert len(records) == 12
+    assert len({record.target for record in records}) == 2
+    assert {record.tag for record in records} == {"count"}
+    report = json.loads(run("traffic", "stats", str(db), "--json").stdout)
+    assert report["records"] == 12
+    assert report["tags"]["count"]["drafters"].keys() == {"ngram", "suffix"}
+    assert "count" in run("traffic", "stats", str(db)).stdout
+    out = tmp_path / "out.jsonl"
+    assert run("traffic", "export", str(db), str(out), "--model", str(tiny_gguf)).returncode == 0
+    exported = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(exported) == 12
+    assert exported[0]["completion"].startswith("four five")
+    back = run("traffic", "import", str(out), str(tmp_path / "b.db"), "--model", str(tiny_gguf))
+    assert "12 records" in back.stdout
+    with TrafficStore(tmp_path / "b.db") as store:
+        assert list(store.records()) == records
+    assert "12 records deleted" in run("traffic", "delete", str(db), "--tag", "count").stdout
+
+
+def test_wrong_use(tiny_gguf: Path, tmp_path: Path) -> None:
+    db = str(tmp_path / "t.db")
+    for arguments, code, problem in (
+        (("stats", db), 1, "no such traffic file"),
+        (("delete", db), 2, "say which"),
+        (("import", "none.jsonl", db, "--model", str(tiny_gguf)), 1, "No such file"),
+        (("import", "x.jsonl", db, "--model", str(tiny_gguf), "--own", "--regenerate"), 2, "say one of them"),
+        (("export", db, "out.csv"), 2, "ends in"),
+    ):
+        out = run("traffic", *arguments)
+        assert (out.returncode, problem in out.stderr) == (code, True), out.stderr

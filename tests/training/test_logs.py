@@ -1,0 +1,110 @@
+"""Logs of other servers, in the shapes they come in, and records as text and as tables."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.training.logs import Exchange, LogError, _line, read_log, row_of
+from slipstream.training.records import Record
+from slipstream.training.tables import read_parquet, write_parquet
+from tests.training.test_store import record
+
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+
+
+def read(path: Path, *rows: Any) -> list[Exchange]:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return [item for item in read_log(path) if isinstance(item, Exchange)]
+
+
+def test_shapes(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    body = {"model": "x", "messages": CHAT, "temperature": 0.7, "max_tokens": 9, "metadata": {"tag": "code"}}
+    response = {"choices": [{"message": {"role": "assistant", "content": "a"}}], "created": 5}
+    found = read(
+        file,
+        {"messages": CHAT},
+        {"messages": [*CHAT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]},
+        {"prompt": "p", "completion": "c", "top_p": 0.5},
+        {"custom_id": "one", "body": body, "response": {"status_code": 200, "body": response}},
+        {"request": {"prompt": "p"}, "response": {"choices": [{"text": "c"}]}, "created": 7},
+        {"question": "2 + 2?", "answer": "4"},
+        {"category": "writing", "turns": ["first", "second"]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "part"}]}]},
+    )
+    assert [(len(e.messages), e.prompt, e.answer) for e in found] == [
+        (2, "", None), (2, "", "a"), (0, "p", "c"), (2, "", "a"), (0, "p", "c"), (1, "", None), (1, "", None),
+        (1, "", None),
+    ]  # fmt: skip
+    assert found[2].settings == {"top_p": 0.5}
+    assert (found[3].request, found[3].tag, found[3].settings, found[3].max_tokens) == (
+        "one", "code", {"temperature": 0.7}, 9
+    )  # fmt: skip
+    assert found[4].time == 7
+    assert found[6].tag == "writing"
+    assert found[7].messages[0]["content"] == "part"
+    assert len({e.request for e in found}) == len(found)
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(file.read_bytes()))
+    assert list(read_log(tmp_path / "log.jsonl.gz")) == list(read_log(file))
+
+
+def test_every_answer_of_a_conversation_counts(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]
+    found = read(tmp_path / "log.jsonl", {"messages": turns})
+    assert [(len(e.messages), e.answer) for e in found] == [(1, "assistant 0"), (3, "assistant 1"), (5, "assistant 2")]
+    assert len({e.request for e in found}) == 3
+
+
+@pytest.mark.parametrize(
+    "row", ["[1]", "{", '{"messages": 5}', '{"messages": [{"role": "king", "content": "x"}]}', '{"what": 1}',
+            '{"tokens": [1, -2, 3], "spans": [[1, 2]]}', '{"tokens": [1, 2], "spans": [[0, 2]]}',
+            '{"tokens": [1, 2], "spans": [[1, 9]]}', '{"request": 4, "response": {}}', "[" * 5000]
+)  # fmt: skip
+def test_what_is_none_says_where(tmp_path: Path, row: str) -> None:
+    (tmp_path / "log.jsonl").write_text('{"prompt": "fine"}\n\n' + row)
+    with pytest.raises(LogError, match=r"log\.jsonl, line 3: "):
+        list(read_log(tmp_path / "log.jsonl"))
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="No such file"):
+        list(read_log(tmp_path / "none.jsonl"))
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "x"}' * 999)[:60])
+    with pytest.raises(LogError, match=r"log\.jsonl\.gz"):
+        list(read_log(tmp_path / "log.jsonl.gz"))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+            st.sampled_from(["messages", "role", "content", "prompt", "request", "response", "choices", "tokens",
+                             "spans", "steps", "settings", "body", "text", "turns", "metadata", "tag"]),
+            inner, max_size=5),
+        max_leaves=20,
+    )
+)  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_nothing_but_log_errors(value: Any) -> None:
+    with contextlib.suppress(LogError):
+        list(_line(json.dumps(value).encode(), "here"))
+
+
+def test_records_go_out_and_come_back(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    records = [record(n) for n in range(2100)] + [Record((1, 2, 3, 4, 5), ((1, 2), (3, 5)))]
+    assert write_parquet(records, tmp_path / "r.parquet") == len(records)
+    assert list(read_parquet(tmp_path / "r.parquet")) == records
+    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(row_of(r)) for r in records))
+    assert list(read_log(tmp_path / "r.jsonl")) == records
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else PAR1")
+    with pytest.raises(LogError, match="no table of records"):
+        list(read_parquet(tmp_path / "bad.parquet"))
