@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from slipstream.program import KVFormat, Namespace
-from slipstream.program.sampling import SamplingParams
-from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Counts, Drafter, SuffixDrafter
+from slipstream.training.dataset import Example
 from slipstream.training.records import Record
+from slipstream.training.replay import replay
 
 MOST_DRAFT = 8
 WORTH = 0.3
 """A draft is taken as far as it is at least so likely to survive, by what is known of its drafter beforehand."""
 GRAM = 4
-_NAMESPACE = Namespace("recorded", "none", KVFormat.F32)
 
 
 @dataclass
@@ -36,6 +34,8 @@ class Predictability:
     drafts: dict[str, Counts] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
     """Verifications and plain steps, by drafter."""
+    replayed: dict[str, int] = field(default_factory=dict)
+    """Tokens that these brought: those of each record's last answer but the first, which comes with the prompt."""
 
     @property
     def repetition(self) -> float:
@@ -45,7 +45,7 @@ class Predictability:
     def tokens_a_step(self, drafter: str) -> float:
         """Tokens over steps, those without a draft included."""
         steps = self.steps.get(drafter, 0)
-        return self.tokens / steps if steps else 1.0
+        return self.replayed[drafter] / steps if steps else 1.0
 
 
 def predictability(records: Iterable[Record]) -> dict[str, Predictability]:
@@ -60,9 +60,12 @@ def predictability(records: Iterable[Record]) -> dict[str, Predictability]:
         _repetition(record, mine)
         for drafter in drafters:
             counts = mine.drafts.setdefault(drafter.name, Counts())
-            for start, stop in record.spans:
-                steps = _replay(drafter, record, start, stop, counts)
-                mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + steps
+            (replayed,) = replay(
+                drafter, [Example(record.tokens, record.spans, record.tag, record.key)], MOST_DRAFT, worth=WORTH
+            )
+            counts.merge(replayed.counts)
+            mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + replayed.steps
+            mine.replayed[drafter.name] = mine.replayed.get(drafter.name, 0) + replayed.tokens
     return found
 
 
@@ -75,33 +78,3 @@ def _repetition(record: Record, mine: Predictability) -> None:
             mine.grams += 1
             mine.repeated += gram in seen
         seen[gram] += 1
-
-
-def _replay(drafter: Drafter, record: Record, start: int, stop: int, counts: Counts) -> int:
-    """Draft an answer as if it were being made; returns the steps that this took."""
-    params = SamplingParams(temperature=0.0)
-    tokens = list(record.tokens[:start])
-    answer = Answer(0, 0, tokens, start, params, 0, frozenset(), stop, _NAMESPACE, tenant=record.key, tag=record.tag)
-    steps = 0
-    while len(tokens) < stop:
-        left = stop - len(tokens) - 1
-        draft = drafter.draft(answer, min(left, MOST_DRAFT)) if left else None
-        length = 0
-        if draft is not None:
-            alive = 1.0
-            for draft_class in draft.classes:
-                alive *= drafter.prior(draft_class)
-                if alive < WORTH:
-                    break
-                length += 1
-        accepted = 0
-        if draft is not None and length:
-            wanted = record.tokens[len(tokens) : len(tokens) + length]
-            while accepted < length and draft.tokens[accepted] == wanted[accepted]:
-                accepted += 1
-            counts.add(length, accepted, min(accepted + 1, length))
-        end = len(tokens) + accepted + 1
-        tokens += record.tokens[len(tokens) : end]
-        steps += 1
-    drafter.free(answer)
-    return steps
