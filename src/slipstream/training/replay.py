@@ -54,7 +54,8 @@ class _Lane:
         tokens, answer = self.example.tokens, self.answer
         start, accepted = len(answer.tokens), 0
         if draft is not None:
-            said = [tokens[start], *(tokens[start + depth + 1] for depth in draft.depths)]
+            places = [start, *(start + depth + 1 for depth in draft.depths)]
+            said = [tokens[place] if place < self.stop else -1 for place in places]
             accepted, depth = len(draft.accepted(said)), max(draft.depths) + 1
             self.replayed.counts.add(len(draft), accepted, min(accepted + 1, depth))
         answer.tokens += tokens[start : start + accepted + 1]
