@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine import Engine, LoadOptions, Model
+from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.program import Draft
-from slipstream.speculation import Ask, Controller, Drafter
+from slipstream.program.sampling import SamplingParams
+from slipstream.speculation import Ask, Controller, Drafter, ModelDrafter
 from slipstream.speculation.eagle3_tree import TreeShape
 from tests.engine.test_jitter import Said, collect
 from tests.speculation.folders import dspark_folder, eagle3_folder
@@ -116,6 +117,41 @@ def test_drafts_after_a_prefix_hit(tiny_gguf: Path, tmp_path: Path) -> None:
         for drafts in repeated:
             shortest = min(map(len, drafts))
             assert len({draft[:shortest] for draft in drafts}) == 1
+
+
+@pytest.mark.parametrize("family", ["eagle3", "dspark", "draft"])
+def test_drafts_after_plain_steps(family: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    """Steps without drafts repeat their plan; what is drafted after some of them is what would have been without them.
+
+    Rests are longer than a block, so that a stale position would show in every part of the state.
+    """
+    if family == "draft":
+        model = load_model(str(tiny_gguf), OPTIONS)
+        twin = load_model(str(tiny_gguf), OPTIONS)
+        drafter: Drafter = ModelDrafter(twin.executable, "itself", 64)
+    else:
+        model, drafter = loaded(family, tiny_gguf, tmp_path)
+    drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)  # without penalties plans are repeated
+    seen: list[Seen] = []
+    said = []
+    for rests in (False, True):
+        watch(drafter, found := {})
+        seen.append(found)
+        engine = Engine(model, SLOW, prefix_cache=False, controller=Eager([drafter]), ahead=False)
+        number, tokens, step = engine.add([7, 8, 9], params), [], 0
+        while engine.busy:
+            engine.drafting.resting = rests and step % 50 < 37
+            tokens += [token for chunk in engine.step() for token in chunk.token_ids]
+            step += 1
+        assert engine.timings[number].drafts.rounds > 3
+        said.append(tokens)
+    assert said[0] == said[1]
+    both = seen[0].keys() & seen[1].keys()
+    assert len(both) > 3
+    for key in both:
+        shorter = min(len(seen[0][key][0]), len(seen[1][key][0]))
+        assert seen[0][key][0][:shorter] == seen[1][key][0][:shorter]
 
 
 def test_random_weights_switch_themselves_off(tiny_gguf: Path, tmp_path: Path) -> None:

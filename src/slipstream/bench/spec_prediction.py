@@ -19,9 +19,10 @@ from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Controller, Drafter, ForcedVerification
 
 BATCHES, LENGTHS, CONTEXTS = (1, 4, 16), (1, 2, 4, 8), (96, 1024)
-ROOM = 400
-"""Tokens that an answer may have at most: it is dropped before."""
-STEPS, WARM_UP = 32, 12
+ROOM = 128
+"""Tokens after the context that a model must have room for."""
+ROUNDS, LEAST_STEPS, WARM_UP = 160, 32, 12
+"""Verifications that are looked at, in so many steps at least: how many drafts hold is a matter of chance too."""
 
 
 class FixedDrafter(Drafter):
@@ -81,7 +82,8 @@ def measure(
             pair = {}
             for ours in (False, True) if turn % 2 else (True, False):
                 engine.drafting.resting = not ours
-                pair[ours] = _window(engine, controller, prompts[context][:batch])
+                steps = _steps(batch, length, model.max_len - context)
+                pair[ours] = _window(engine, controller, prompts[context][:batch], steps)
             pairs.append(pair)
         ratios = [pair[True].rate / pair[False].rate for pair in pairs]
         measured, predicted = statistics.median(ratios), statistics.median(p[True].predicted for p in pairs)
@@ -99,7 +101,6 @@ def measure(
         "model": model.reference,
         "acceptance": chance,
         "turns": turns,
-        "steps": STEPS,
         "cells": report,
         "median_error": statistics.median(errors),
         "worst_error": max(errors),
@@ -107,9 +108,14 @@ def measure(
     }
 
 
-def _window(engine: Engine, controller: Controller, prompts: Sequence[list[int]]) -> _Window:
-    """Let answers begin, and look at `STEPS` steps in which all of them decode."""
-    params = SamplingParams(temperature=0.0, max_tokens=ROOM, ignore_eos=True)
+def _steps(batch: int, length: int, room: int) -> int:
+    """Steps of a window: answers end in none of them, however many drafts hold."""
+    return min(max(LEAST_STEPS, ROUNDS // batch), room // (length + 1) - WARM_UP - 2)
+
+
+def _window(engine: Engine, controller: Controller, prompts: Sequence[list[int]], steps: int) -> _Window:
+    """Let answers begin, and look at `steps` steps in which all of them decode."""
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
     numbers = [engine.add(prompt, params) for prompt in prompts]
     while not all(_decodes(answer) for answer in engine.sequences):
         engine.step()
@@ -118,7 +124,7 @@ def _window(engine: Engine, controller: Controller, prompts: Sequence[list[int]]
     pace, before = controller.pace, (controller.pace.spent, controller.pace.predicted)
     rounds, drafts = _counts(controller)
     begun, tokens = time.perf_counter(), 0
-    for _ in range(STEPS):
+    for _ in range(steps):
         tokens += sum(len(chunk.token_ids) for chunk in engine.step())
     seconds = time.perf_counter() - begun
     spent, predicted = pace.spent - before[0], pace.predicted - before[1]

@@ -178,9 +178,32 @@ def _spec_prediction(r: dict[str, Any]) -> str:
     )
 
 
+def _drafters(r: dict[str, Any]) -> str:
+    def one(name: str, served: dict[str, Any]) -> str:
+        replayed = r["replayed"].get(name, {}).get("")
+        tau = (
+            f"tau {replayed['tau']:.2f} ({replayed['interval'][0]:.2f}-{replayed['interval'][1]:.2f}), "
+            if replayed
+            else ""
+        )
+        low, high = served["speedup_interval"]
+        speedup = f"S {served['speedup']:.2f} ({low:.2f}-{high:.2f}; predicted {served['speedup_predicted']:.2f})"
+        return f"{name} {tau}{served['tok_s']:.0f} tokens/s, {speedup}"
+
+    first, ceiling = r["teacher_forced_against_served"], r["ceiling_tok_s"]
+    by = "; ".join(one(name, served) for name, served in r["served"]["contenders"].items())
+    above = f", ceiling of plain decoding {ceiling:.0f} tokens/s" if ceiling else ""
+    return (
+        f"{r['traffic']}, {r['held_out']['answers']} held-out answers replayed at K = {r['draft_len']}, "
+        f"{r['served']['answers']} served in turns{above}: {by}; acceptance of a draft's first token replayed "
+        f"{first['replayed']:.3f}, served {first['served']:.3f}; c {r['costs']['c']:.3f}"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("categories", "speculation", _spec),
+        ("teacher_forced_against_served", "drafters", _drafters),
         ("least_measured", "predicted S", _spec_prediction),
         ("plain_tpot", "speculation, many streams", _spec_streams),
         ("serve_streams", "serving", _serve),

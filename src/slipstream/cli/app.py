@@ -12,6 +12,8 @@ from slipstream.cli import (
     bench_spec,
     ceiling,
     chat,
+    drafter,
+    drafter_deploy,
     explain,
     generate,
     levers,
@@ -43,8 +45,11 @@ bench.app.command("serve")(bench_serving.serve)
 bench.app.command("replay")(bench_serving.replay_trace)
 bench.app.command("spec")(bench_spec.spec)
 bench.app.command("spec-prediction")(bench_spec.spec_prediction)
+drafter.app.command("deploy")(drafter_deploy.deploy)
+drafter.app.command("watch")(drafter_deploy.watch)
 app.add_typer(bench.app, name="bench")
 app.add_typer(traffic.app, name="traffic")
+app.add_typer(drafter.app, name="drafter")
 
 
 def main() -> None:

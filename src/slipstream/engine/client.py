@@ -12,11 +12,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from slipstream.engine.messages import (
     Cancel,
+    Deploy,
+    Deployed,
     EngineInfo,
     Explain,
     Explained,
@@ -45,6 +48,8 @@ log = logging.getLogger(__name__)
 
 PING_EVERY, SILENCE = 1.0, 5.0
 """Seconds between questions after the engine's health, and after which its silence counts as illness."""
+DEPLOYING = 120.0
+"""Seconds that loading a drafter may take."""
 RESTART_PAUSE, MOST_RESTARTS = 0.2, 5
 """Seconds before the first restart, doubled each time; restarts in a row without a token before giving up."""
 
@@ -75,6 +80,7 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
+        self._deployments: dict[int, asyncio.Future[Deployed]] = {}
         self._next = 0
         self._heard = 0.0
         self._failure: Failed | None = None
@@ -159,6 +165,24 @@ class EngineClient:
         finally:
             self._answers.pop(number, None)
 
+    async def deploy(self, folder: str, stage: str, share: float, *, auto: bool) -> list[str]:
+        """Have a drafter loaded and put to work, or its stage changed; returns warnings. Raises SlipstreamError."""
+        number, self._next = self._next, self._next + 1
+        answer: asyncio.Future[Deployed] = asyncio.get_running_loop().create_future()
+        self._deployments[number] = answer
+        try:
+            self._send(Deploy(number, folder, stage, share, auto))
+            deployed = await asyncio.wait_for(answer, DEPLOYING)
+        except TimeoutError as error:
+            raise SlipstreamError(f"the drafter was not loaded within {DEPLOYING:g} s") from error
+        finally:
+            self._deployments.pop(number, None)
+        if deployed.problem:
+            raise UsageError(deployed.problem)
+        with contextlib.suppress(SlipstreamError):
+            self._send(Ping())  # so that what is shown next is of now
+        return deployed.warnings
+
     def _send(self, message: ToEngine) -> None:
         if self._socket is None or not self._ready.is_set():
             raise EngineDiedError("the engine is being started; try again in a moment")
@@ -206,9 +230,10 @@ class EngineClient:
             died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
             for queue in self._queues.values():
                 queue.put_nowait(died)
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_exception(died)
+            waiting: list[asyncio.Future[Any]] = [*self._answers.values(), *self._deployments.values()]
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(died)
             if self._closing or self.info is None:
                 return
             in_a_row = 0 if was_ready else in_a_row + 1
@@ -241,6 +266,9 @@ class EngineClient:
             case Explained(number, waterfall):
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(waterfall)
+            case Deployed(number):
+                if (deployment := self._deployments.get(number)) is not None and not deployment.done():
+                    deployment.set_result(message)
             case Ready(info):
                 self.info = info
                 self._ready.set()

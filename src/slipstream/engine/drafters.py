@@ -26,7 +26,7 @@ from slipstream.speculation import (
     SuffixDrafter,
     Verification,
 )
-from slipstream.speculation.card import fingerprint_of, read_card, warnings_for
+from slipstream.speculation.card import Card, fingerprint_of, read_card, warnings_for
 from slipstream.speculation.checkpoint import DrafterWeights, Family, family_of
 from slipstream.speculation.dspark import DSparkDrafter
 from slipstream.speculation.dspark_model import (
@@ -186,6 +186,38 @@ def load_tapped_drafter(
     context = block.sibling(record_context(config, length, kv_format, state))
     heads = MarkovHeads(config, folder.checkpoint, tokens)
     return DSparkDrafter(config, context, block, heads, state, target.max_rows, drawing)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter that was loaded beside a running engine, and the engine's model as it has to be for it."""
+
+    drafter: TappedDrafter
+    card: Card
+    model: Model
+    warnings: tuple[str, ...]
+
+
+def load_candidate(folder: Path, model: Model, drawing: Drawing = "coupled") -> Candidate:
+    """Load a drafter while an engine runs: nothing of the engine is touched. Raises SlipstreamError."""
+    checkpoint = open_checkpoint(resolve(model.reference))
+    opened = Folder.open(folder, model.config)
+    card, fingerprint = read_card(folder), fingerprint_of(model.config, checkpoint)
+    tapped = with_taps(model, opened.config.taps)
+    drafter = load_tapped_drafter(opened, tapped, ModelWeights(model.config, checkpoint), drawing)
+    drafter.fingerprint = card.target_fingerprint
+    return Candidate(drafter, card, tapped, tuple(warnings_for(card, fingerprint, str(folder))))
+
+
+def with_taps(model: Model, taps: tuple[int, ...]) -> Model:
+    """The same model over the same weights and cache, with hidden states handed out. Raises UsageError."""
+    executable = model.executable
+    if not isinstance(executable, NativeExecutable):
+        raise UsageError("a drafter that reads hidden states needs the native backend")
+    if executable.program.taps == tuple(f"layer.{tap}" for tap in taps):
+        return model
+    program = record_program(model.config, max_len=model.max_len, kv_format=model.cache.groups[0].format, taps=taps)
+    return replace(model, executable=executable.sibling(program))
 
 
 class TargetWeights:

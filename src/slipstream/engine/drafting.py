@@ -114,6 +114,8 @@ class Drafting:
 
     def step_landed(self, flight: Flight) -> None:
         """All of a step's tokens are known: keep the pace."""
+        if self.controller is not None and not self.resting:
+            self.controller.known(flight.drawing)
         if self.controller is not None and flight.drafts:
             forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
             plain = forecast.plain * sum(flight.tokens) / decodes
@@ -135,6 +137,7 @@ class Drafting:
 def _computed(flight: Flight, index: int, held: SequenceOf[int], taps: Float32Array | None) -> Computed:
     """What a leg has computed that will stay: its rows, and the drafts that hold."""
     sequence, start, rows, _ = flight.spans[index]
+    start += flight.repeats
     if taps is None:
         return Computed(sequence, start, rows + len(held))
     first = sum(leg.rows + len(leg.draft or ()) for leg in flight.spans[:index])

@@ -63,7 +63,7 @@ class Holdings:
             if not sequence.preemptions:
                 sequence.cached = sequence.computed
             if self._drafter is not None and sequence.node is not None:
-                sequence.drafted = sequence.node.drafted(self._drafter.state) * BLOCK_SLOTS
+                sequence.drafted = sequence.node.drafted(self._drafter.state_for(sequence)) * BLOCK_SLOTS
         sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
         if scratch and (more := blocks_needed(sequence, sequence.computed + rows + scratch)) <= self.pool.free:
             sequence.blocks.extend(self.pool.take(more))
@@ -106,9 +106,9 @@ class Holdings:
             own = sequence.blocks[index]
             sequence.node, sequence.blocks[index] = self.prefix.extend(sequence.namespace, sequence.node, key, own)
             if self._drafter is not None and sequence.blocks[index] != own:
-                self._swapped(sequence, index, self._drafter.state)
+                self._swapped(sequence, index, self._drafter.state_for(sequence))
         if self._drafter is not None and sequence.node is not None:
-            sequence.node.mark(self._drafter.state, sequence.drafted // BLOCK_SLOTS)
+            sequence.node.mark(self._drafter.state_for(sequence), sequence.drafted // BLOCK_SLOTS)
 
     @staticmethod
     def _swapped(sequence: Sequence, index: int, state: str) -> None:
@@ -154,6 +154,10 @@ class Holdings:
         self._drafter = drafter
         for sequence in sequences:
             sequence.drafted = 0
+
+    def roll_out(self, executable: Executable, drafter: Drafter | None) -> None:
+        """Go on with the same blocks under a sibling of the executable, and a drafter that the last one is part of."""
+        self._executable, self._drafter = executable, drafter
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared."""

@@ -36,6 +36,19 @@ class Explain(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
 
 
+class Deploy(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Load a drafter's folder and let it look on or draft; with no folder, change the stage of the one that is there.
+
+    `stage` is shadow, canary, all, or back: take it back. Answered with Deployed.
+    """
+
+    number: int
+    folder: str
+    stage: str
+    share: float
+    auto: bool
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """End when what is running has ended."""
 
@@ -78,6 +91,29 @@ class DraftStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ArmStats:
+    """What one drafter of a rollout has brought; `lower` is what tau is at least, in all likelihood."""
+
+    answers: int
+    verifications: int
+    tau: float
+    lower: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """A new drafter beside the present one. `outcome` says why it was taken back, once it was."""
+
+    candidate: str
+    stage: str
+    share: float
+    auto: bool
+    outcome: str | None
+    present: ArmStats
+    new: ArmStats
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The engine as of now, for gauges; counters count since its start."""
 
@@ -96,6 +132,7 @@ class Stats:
     rows: dict[str, int] = field(default_factory=dict)
     step_rows: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    rollout: RolloutStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +187,14 @@ class Explained(msgspec.Struct, tag=True, array_like=True, frozen=True):
     waterfall: str
 
 
+class Deployed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A drafter was loaded, or its stage changed; or why not."""
+
+    number: int
+    problem: str
+    warnings: list[str]
+
+
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The model could not be loaded."""
 
@@ -157,8 +202,8 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     wrong_use: bool
 
 
-ToEngine = Submit | Cancel | Ping | Explain | Stop
-FromEngine = Ready | News | Refused | Pong | Explained | Failed
+ToEngine = Submit | Cancel | Ping | Explain | Deploy | Stop
+FromEngine = Ready | News | Refused | Pong | Explained | Deployed | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

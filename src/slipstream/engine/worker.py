@@ -14,11 +14,13 @@ import zmq
 
 from slipstream.engine.ceiling import measure_ceiling
 from slipstream.engine.cost import cost_model
+from slipstream.engine.deployment import Deployment
 from slipstream.engine.drafters import Speculative, load_speculative, verification_of
 from slipstream.engine.engine import Engine
 from slipstream.engine.explain import explain_traffic
 from slipstream.engine.messages import (
     Cancel,
+    Deploy,
     DraftStats,
     EngineInfo,
     Explain,
@@ -47,6 +49,8 @@ from slipstream.speculation.settings import Drawing
 _DIE_WITH_PARENT = 1
 PLANNING = 1e-3
 """Seconds before the end of a step at which the next one is planned."""
+LOADING = 20
+"""Milliseconds that an idle engine sleeps at a time while a drafter is being loaded."""
 CHECK_AFTER = 0.5
 """Seconds without a request after which an engine that has done something checks that no block was leaked."""
 
@@ -85,18 +89,21 @@ class WorkerOptions:
 class Worker:
     """One engine and the socket it answers."""
 
-    def __init__(self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes]):
+    def __init__(self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing):
         self.model, self.engine, self.socket, self.ceiling = model, engine, socket, ceiling
         self._numbers: dict[int, int] = {}  # engine's number → client's
         self._ours: dict[int, int] = {}  # client's number → engine's
         self._stopping = False
         self._stepped, self._checked = 0.0, True
+        self._deployment = Deployment(engine, drawing)
 
     def run(self) -> None:
         """Until told to stop, and everything that runs has ended. Raises ValueError if the idle engine is damaged."""
         while not (self._stopping and not self.engine.busy):
             if self.socket.poll(self._patience()):
                 self._listen()
+            if (deployed := self._deployment.settle()) is not None:
+                self.socket.send(encode(deployed))
             if self.engine.busy and not self._patience():
                 self._step()
                 self._stepped, self._checked = time.monotonic(), False
@@ -107,7 +114,7 @@ class Worker:
     def _patience(self) -> int | None:
         """Milliseconds to listen: the next step is planned when the one under way is about to end, and not before."""
         if not self.engine.busy:
-            return None
+            return LOADING if self._deployment.loading else None
         return int(1e3 * max(0.0, self.engine.seconds_left() - PLANNING))
 
     def _listen(self) -> None:
@@ -138,6 +145,9 @@ class Worker:
             case Explain(number):
                 waterfall = explain_traffic(self.engine)
                 self.socket.send(encode(Explained(number, json.dumps(waterfall) if waterfall else "")))
+            case Deploy():
+                if (deployed := self._deployment.begin(message)) is not None:
+                    self.socket.send(encode(deployed))
             case Stop():
                 self._stopping = True
 
@@ -203,6 +213,7 @@ class Worker:
             dict(totals.rows),
             dict(totals.step_rows),
             dict(seconds),
+            self._deployment.stats(),
         )
 
     def _drafts(self) -> tuple[list[DraftStats], float, float, str | None]:
@@ -252,7 +263,7 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
         time.perf_counter() - begun,
     )
     socket.send(encode(Ready(info)))
-    return Worker(model, engine, ceiling.tok_s, socket)
+    return Worker(model, engine, ceiling.tok_s, socket, drawing)
 
 
 def main() -> None:

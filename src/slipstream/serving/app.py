@@ -26,7 +26,7 @@ from slipstream.engine.output import Chunk
 from slipstream.engine.request import Terms
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
-from slipstream.serving import openai
+from slipstream.serving import admin, openai
 from slipstream.serving.answers import ChatAnswer, CompletionAnswer, usage_of
 from slipstream.serving.engine_metrics import EngineCollector
 from slipstream.serving.errors import ApiError, bad_request
@@ -94,6 +94,7 @@ class Api:
             Route("/detokenize", self._guarded(self.detokenize), methods=["POST"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/explain", self._guarded(self.explain), methods=["GET"]),
+            Route("/admin/drafter", self._guarded(self.drafter), methods=["GET", "POST"]),
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
         ]
@@ -157,6 +158,13 @@ class Api:
         report = json.loads(waterfall)
         self.metrics.explained(report["parts"])
         return _json({"model": self.served_name, **report})
+
+    async def drafter(self, request: Request, key: Key) -> Response:
+        """GET: how drafters fare; POST: deploy one, change its stage, take it back."""
+        admin.allow(request, key, keys=self.keys.required)
+        if request.method == "GET":
+            return _json(admin.shown(self.client))
+        return _json(await admin.deploy(self.client, admin.deploy_body(await self._body(request))))
 
     async def tokenize(self, request: Request, key: Key) -> Response:
         """{"prompt": "…"} or {"messages": […]} as token ids."""

@@ -1,7 +1,8 @@
 """API keys: known by their SHA-256 only, compared in constant time, each with limits of its own.
 
 The file is JSON: {"name": {"sha256": "…", "max_concurrent": 8, "requests_per_minute": 60, "record": true}}; all but
-the hash may be left out. `record` says whether the key's requests are recorded where --record is given.
+the hash may be left out. `record` says whether the key's requests are recorded where --record is given;
+"admin": true lets it deploy drafters.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Key:
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     record: bool | None = None
+    admin: bool = False
     running: int = 0
     recent: deque[float] = field(default_factory=deque)
 
@@ -115,11 +117,11 @@ def _usable(key: str) -> bool:
 
 def _entry(name: str, entry: dict[str, object]) -> Key:
     digest = bytes.fromhex(str(entry["sha256"]))
-    if len(digest) != 32 or not set(entry) <= {"sha256", "max_concurrent", "requests_per_minute", "record"}:
-        raise ValueError(f"{name}: takes sha256 (64 hex digits), max_concurrent, requests_per_minute, record")
-    record = entry.get("record")
-    if record is not None and not isinstance(record, bool):
-        raise ValueError(f"{name}: record must be true or false")
+    if len(digest) != 32 or not set(entry) <= {"sha256", "max_concurrent", "requests_per_minute", "record", "admin"}:
+        raise ValueError(f"{name}: takes sha256 (64 hex digits), max_concurrent, requests_per_minute, record, admin")
+    record, admin = entry.get("record"), entry.get("admin", False)
+    if not (record is None or isinstance(record, bool)) or not isinstance(admin, bool):
+        raise ValueError(f"{name}: record and admin must be true or false")
 
     def limit(what: str) -> int | None:
         value = entry.get(what)
@@ -127,4 +129,4 @@ def _entry(name: str, entry: dict[str, object]) -> Key:
             return value
         raise ValueError(f"{name}: {what} must be a positive number")
 
-    return Key(name, digest, limit("max_concurrent"), limit("requests_per_minute"), record)
+    return Key(name, digest, limit("max_concurrent"), limit("requests_per_minute"), record, admin)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slipstream.models.config import Fields, ModelConfig
@@ -41,6 +42,11 @@ def read_card(folder: Path) -> Card:
         f.integer("draft_len", 0),
         str(f.get("made_for", "")),
     )
+
+
+def write_card(folder: Path, card: Card) -> None:
+    """Put a card beside a drafter's weights."""
+    (folder / FILE).write_text(json.dumps(asdict(card), indent=1) + "\n")
 
 
 def fingerprint_of(config: ModelConfig, checkpoint: Checkpoint) -> str:

@@ -204,6 +204,9 @@ class Controller:
                 known.positions.observe(index, float(index < accepted))
         return tried
 
+    def known(self, answers: Sequence[Answer]) -> None:
+        """Tokens of answers have become known."""
+
     def verified(self, extra: float, expected: float) -> None:
         """Verifying the drafts of a step took so much more than plain decoding would have."""
         if expected > 0:

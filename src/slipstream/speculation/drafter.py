@@ -84,6 +84,10 @@ class Drafter(ABC):
     def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
         """A draft for each, None where there is nothing to propose."""
 
+    def state_for(self, answer: Answer) -> str:
+        """Names what it keeps of an answer."""
+        return self.state
+
     def ready(self, answer: Answer) -> bool:
         """Whether an answer can be drafted for at all."""
         return True

@@ -26,6 +26,7 @@ class Example:
     tag: str = ""
     key: str = ""
     settings: tuple[tuple[str, float], ...] = ()
+    time: float = 0.0
 
     @property
     def answered(self) -> int:
@@ -68,7 +69,7 @@ def examples_of(records: Iterable[Record], target: str, max_len: int) -> tuple[l
             left_out["too long"] += 1
             continue
         settings = tuple(sorted(record.settings.items()))
-        examples.append(Example(record.tokens[:max_len], spans, record.tag, record.key, settings))
+        examples.append(Example(record.tokens[:max_len], spans, record.tag, record.key, settings, record.time))
     return examples, left_out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from slipstream.training.modules.eagle3 import Eagle3
 from slipstream.training.target import TargetParts
 
 UNSEEN = -1
+DENSITY = 0.3
+"""Chains that are begun among the places where one could be."""
+SEEDS = 1_000_003
 
 
 @dataclass
@@ -57,10 +61,12 @@ class Agreement:
 class Objective(Protocol):
     """A drafter's module with what it is asked."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
 
-    def loss(self, batch: Batch) -> tuple[Tensor, int]:
-        """(sum over what was asked, how much that is)."""
+    def loss(self, batch: Batch, step: int) -> tuple[Tensor, int]:
+        """(sum over what was asked, how much that is). What is asked at random depends on the `step`'s number."""
 
     def agreement(self, batch: Batch, draft_len: int) -> Agreement:
         """Of greedy chains; without gradients."""
@@ -69,65 +75,85 @@ class Objective(Protocol):
 class Eagle3Objective:
     """Soft cross-entropy with the target's distribution over the draft vocabulary, in each step of the unrolled test.
 
-    Steps count less the later they are; where the target's likeliest token is none that the drafter knows, nothing is
-    asked (Li et al., arXiv 2503.01840).
+    All of an answer's rows are asked in step 0; later steps follow chains from some of them. Steps count less the later
+    they are, and where what the target says next is none of the tokens that the drafter knows, nothing is asked
+    (Li et al., arXiv 2503.01840).
     """
 
-    def __init__(self, module: Eagle3, target: TargetParts, tokens: Tensor, unroll: int, decay: float):
+    def __init__(self, module: Eagle3, target: TargetParts, tokens: Tensor, unroll: int, decay: float, seed: int):
         """`tokens` are the draft vocabulary, ascending."""
-        self.module, self._target, self._tokens = module, target, tokens
+        self.module, self._target, self._tokens, self._seed = module, target, tokens, seed
         self._unroll, self._weights = unroll, [decay**step for step in range(unroll)]
         self._place = torch.full((len(target.embedding),), UNSEEN)
         self._place[tokens] = torch.arange(len(tokens))
 
-    def _outs(self, batch: Batch, steps: int) -> list[Tensor]:
+    def _unrolled(self, batch: Batch, rows: Tensor, anchors: Tensor, steps: int) -> tuple[Tensor, list[Tensor]]:
         embedded = F.embedding(batch.tokens[:, 1:-1], self._target.embedding)
-        return self.module.unroll(batch.taps, embedded, steps)
+        return self.module.unroll(batch.taps, embedded, rows, anchors, steps)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, int]:
+    def loss(self, batch: Batch, step: int) -> tuple[Tensor, int]:
         """(weighted sum over rows and steps, rows of the first step)."""
-        total = torch.zeros(())
-        count = 0
+        rows, learned = places(batch.learn)
+        anchors, counts = some_of(learned, DENSITY, self._seed * SEEDS + step)
+        known = batch.learn & (self._place[batch.tokens[:, 2:]] != UNSEEN)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            with torch.no_grad():
-                taught = self._target.logits(batch.ahead[batch.learn], self._tokens)
-                asked = torch.zeros(batch.learn.shape, dtype=torch.long)
-                asked[batch.learn] = torch.arange(len(taught))
-                known = batch.learn.clone()
-                known[batch.learn] = self._place[batch.tokens[:, 2:][batch.learn]] != UNSEEN
-                taught = taught.softmax(-1)
-            for step, (x, weight) in enumerate(zip(self._outs(batch, self._unroll), self._weights, strict=True)):
-                rows = known & _begun(batch.learn, step)
-                logits = self.module.logits(x[rows]).float()
-                total = total - weight * (taught[asked[rows]] * logits.log_softmax(-1)).sum()
-                count = count or int(rows.sum())
-        return total, count
+            first, later = self._unrolled(batch, rows, anchors, self._unroll)
+            taught = self._taught(batch)
+            total = self._asked(first, rows, learned, known, taught)
+            begun, alive = rows.gather(1, anchors), counts & learned.gather(1, anchors)
+            for depth, x in enumerate(later, 1):
+                at = (begun + depth).clamp(max=batch.learn.shape[1] - 1)
+                alive = alive & batch.learn.gather(1, at) & (begun + depth < batch.learn.shape[1])
+                total = total + self._weights[depth] / DENSITY * self._asked(x, at, alive, known, taught)
+        return total, int(learned.sum())
+
+    @torch.no_grad()
+    def _taught(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(the target's distributions over the draft vocabulary, for each row that is learned its place there)."""
+        place = torch.zeros(batch.learn.shape, dtype=torch.long)
+        place[batch.learn] = torch.arange(int(batch.learn.sum()))
+        return self._target.logits(batch.ahead[batch.learn], self._tokens).softmax(-1), place
+
+    def _asked(self, x: Tensor, rows: Tensor, wanted: Tensor, known: Tensor, taught: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy summed over those of the rows [B, N] that are `wanted` and known."""
+        asked = wanted & known.gather(1, rows)
+        logits = self.module.logits(x[asked]).float()
+        return -(taught[0][taught[1].gather(1, rows)[asked]] * logits.log_softmax(-1)).sum()
 
     @torch.no_grad()
     def agreement(self, batch: Batch, draft_len: int) -> Agreement:
         """Chains that begin at every row."""
+        rows, learned = places(batch.learn)
+        anchors = torch.arange(rows.shape[1]).expand(rows.shape)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            outs = self._outs(batch, draft_len)
-            right = torch.stack([self._agrees(x, batch, step) for step, x in enumerate(outs)], -1)
-        valid = torch.stack([_ahead(batch.learn, step) for step in range(draft_len)], -1)
+            first, later = self._unrolled(batch, rows, anchors, draft_len)
+        right, valid, alive = [], [], learned
+        for depth, x in enumerate([first, *later]):
+            at = (rows + depth).clamp(max=batch.learn.shape[1] - 1)
+            alive = alive & batch.learn.gather(1, at) & (rows + depth < batch.learn.shape[1])
+            agrees = torch.zeros(rows.shape, dtype=torch.bool)
+            said = batch.tokens[:, 2:].gather(1, at)[alive]
+            agrees[alive] = self._tokens[self.module.logits(x[alive]).argmax(-1)] == said
+            right.append(agrees)
+            valid.append(alive)
         found = Agreement()
-        found.add(right[batch.learn], valid[batch.learn])
+        found.add(torch.stack(right, -1)[learned], torch.stack(valid, -1)[learned])
         return found
 
-    def _agrees(self, x: Tensor, batch: Batch, step: int) -> Tensor:
-        """[B, T] at each chain's first row: whether its draft number `step` is what was said."""
-        rows = batch.learn & _begun(batch.learn, step)
-        right = torch.zeros(batch.learn.shape, dtype=torch.bool)
-        said = self._tokens[self.module.logits(x[rows]).argmax(-1)]
-        right[rows] = said == batch.tokens[:, 2:][rows]
-        return F.pad(right, (0, step))[:, step:]
+
+def places(learn: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows [B, Q] that are learned, in order and padded, which of them count) of a mask [B, T]."""
+    counts = learn.sum(1)
+    most = max(1, int(counts.max()))
+    order = torch.sort(learn.to(torch.int8), dim=1, descending=True, stable=True).indices[:, :most]
+    return order, torch.arange(most) < counts[:, None]
 
 
-def _begun(learn: Tensor, step: int) -> Tensor:
-    """Rows whose chain began `step` rows before at a row that is learned."""
-    return learn if step == 0 else F.pad(learn, (step, 0))[:, :-step]
-
-
-def _ahead(learn: Tensor, step: int) -> Tensor:
-    """Rows for which the row `step` rows on is learned too."""
-    return F.pad(learn, (0, step))[:, step:]
+def some_of(learned: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
+    """(places [B, A], which of them count): a share of those that are `learned` [B, Q], at random."""
+    generator = torch.Generator().manual_seed(seed)
+    chance = torch.rand(learned.shape, generator=generator).masked_fill(~learned, -1.0)
+    most = max(1, math.ceil(density * int(learned.sum(1).max())))
+    values, chosen = chance.topk(most, 1)
+    wanted = torch.ceil(density * learned.sum(1, keepdim=True))
+    return chosen, (values >= 0) & (torch.arange(most) < wanted)

@@ -38,6 +38,16 @@ class Parallel:
         dist.all_reduce(value)
         return type(number)(value.item())
 
+    def of_the_first(self, number: int) -> int:
+        """What the first process says."""
+        return self.total(number if self.rank == 0 else 0)
+
+    def end(self) -> None:
+        """Part from the others."""
+        if self.processes > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
     def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up all processes' gradients, in one piece. A process without any has zeros."""
         if self.processes == 1:

@@ -25,9 +25,21 @@ class Norm(nn.Module):
 class Rope:
     """Rotary embedding of positions 0 … length - 1; halves of a head are rotated against each other."""
 
-    def __init__(self, config: RopeConfig, length: int, first: int = 0):
-        frequencies, factor = config.table(first + length)
-        angles = torch.outer(torch.arange(first, first + length).float(), torch.from_numpy(frequencies))
+    def __init__(self, config: RopeConfig, length: int):
+        self._turn(config, torch.arange(length), length)
+
+    @classmethod
+    def at(cls, config: RopeConfig, positions: Tensor) -> Rope:
+        """Of other positions [B, T] for each of a batch."""
+        rope = cls.__new__(cls)
+        rope._turn(config, positions, int(positions.max()) + 1)
+        return rope
+
+    def _turn(self, config: RopeConfig, positions: Tensor, length: int) -> None:
+        frequencies, factor = config.table(length)
+        angles = positions[..., None].float() * torch.from_numpy(frequencies)
+        if positions.ndim == 2:
+            angles = angles[:, None]  # the same for all heads
         self.cosine, self.sine = angles.cos() * factor, angles.sin() * factor
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -55,8 +67,3 @@ class Mlp(nn.Module):
 def heads_of(x: Tensor, dim: int) -> Tensor:
     """[B, T, heads * dim] as [B, heads, T, dim]."""
     return x.view(*x.shape[:-1], -1, dim).transpose(1, 2)
-
-
-def shifted(x: Tensor, by: int) -> Tensor:
-    """Along the last axis but one: what stood `by` places earlier; zeros come in at the start."""
-    return x if by == 0 else F.pad(x, (0, 0, by, 0))[..., : x.shape[-2], :]

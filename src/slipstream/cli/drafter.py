@@ -1,0 +1,206 @@
+"""slipstream drafter: train one on recorded traffic, and measure what it reaches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.options import JsonOption, Threads, progress_bar, table
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from slipstream.training.trainer import Progress
+
+app = typer.Typer(help="Your own drafter: train, eval.", no_args_is_help=True)
+
+Model = Annotated[str, typer.Option("--model", help="The target.")]
+Traffic = Annotated[Path, typer.Option("--traffic", help="A traffic file, as serve --record writes.")]
+
+
+def seconds_of(text: str) -> float:
+    """90, 90s, 20m or 2h in seconds. Raises UsageError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise UsageError(f"--budget is a time such as 90s, 20m or 2h, not {text!r}")
+    return seconds
+
+
+@app.command()
+def train(
+    model: Model,
+    traffic: Traffic,
+    out: Annotated[Path, typer.Option("--out", help="The drafter's folder; a stopped training goes on in it.")],
+    kind: Annotated[str, typer.Option("--kind", help="eagle3 or dspark.")] = "eagle3",
+    budget: Annotated[str, typer.Option("--budget", help="Time for it, such as 20m.")] = "20m",
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="So many rounds in place of a budget: the same weights every time.")
+    ] = None,
+    generic: Annotated[
+        Path | None, typer.Option("--generic", help="Another traffic file, against forgetting everything else.")
+    ] = None,
+    generic_share: Annotated[float, typer.Option("--generic-share", help="Share of what is learned from it.")] = 0.1,
+    start_from: Annotated[Path | None, typer.Option("--from", help="A drafter's folder to begin with.")] = None,
+    draft_vocabulary: Annotated[
+        int | None, typer.Option("--draft-vocabulary", help="Tokens of its head; default: 98.5 % of what is said.")
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option("--held-out", help="Share of the newest answers, never learned from.")
+    ] = 0.1,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only traffic with this tag.")] = None,
+    layout: Annotated[
+        str, typer.Option("--layout", help="eagle3 or speculators; dspark: deepspec or speculators.")
+    ] = "",
+    max_len: Annotated[int, typer.Option("--max-len", help="Longer answers are cut.")] = 1024,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1.5e-3,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens")] = 768,
+    round_tokens: Annotated[
+        int, typer.Option("--round-tokens", help="Tokens whose features are in memory at a time, a few times over.")
+    ] = 16384,
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Threads = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Train a drafter on recorded answers. Needs torch: pip install 'slipstream[train]'."""
+    _needs_torch()
+    from slipstream.training.kinds import layout_for
+    from slipstream.training.sizes import MOST_SHARE
+    from slipstream.training.store import TrafficStore, Which
+    from slipstream.training.trainer import Schedule
+    from slipstream.training.training import CURVES, TrainOptions, prepare
+    from slipstream.training.training import train as run
+
+    for name, value, low, high in (
+        ("--generic-share", generic_share, 0.0, 0.9), ("--held-out", held_out, 0.001, 0.9),
+        ("--learning-rate", learning_rate, 1e-7, 1.0), ("--batch-tokens", batch_tokens, 64, 1 << 20),
+        ("--round-tokens", round_tokens, 64, 1 << 24), ("--max-len", max_len, 16, 1 << 20),
+        ("--rounds", rounds or 1, 1, 1 << 30),
+    ):  # fmt: skip
+        if not low <= value <= high:
+            raise UsageError(f"{name} is from {low:g} to {high:g}, not {value:g}")
+    schedule = Schedule(1, round_tokens, batch_tokens, learning_rate=learning_rate, seed=seed)
+    options = TrainOptions(
+        kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
+        generic_share if generic is not None else 0.0, max_len, layout_for(kind, layout), start_from, threads,
+    )  # fmt: skip
+    with TrafficStore(traffic, create=False) as store:
+        records = list(store.records(Which(tag=tag)))
+    others = []
+    if generic is not None:
+        with TrafficStore(generic, create=False) as store:
+            others = list(store.records())
+    with progress_bar() as bar:
+        bar("reading the target and the records", 0, 0)
+        prepared = prepare(model, records, others, options)
+
+        def show(at: Progress) -> None:
+            said = f"tau of held-out answers {at.curve.tau[-1]:.2f}, {at.seconds_left / 60:.0f} min left"
+            bar(said, at.round, at.rounds)
+
+        card = run(prepared, options, out, show)
+    if json_output:
+        print(json.dumps(card))
+        return
+    memory, seen = card["peak_memory_bytes"] / 1e9, card["tokens_seen"] / 1e6
+    print(
+        f"{out}: {card['parameters'] / 1e6:.1f} M parameters ({card['share_of_the_targets_bytes']:.1%} of the target's "
+        f"bytes), {seen:.2f} M tokens of answers seen in {card['minutes']:.1f} min, {memory:.1f} GB of memory; "
+        f"tau of held-out answers about {card['tau_estimate']:.2f} (curves: {out / CURVES})"
+    )
+    if card["share_of_the_targets_bytes"] > MOST_SHARE:
+        print(
+            f"that is more than the {MOST_SHARE:.0%} that can be expected to pay: the target is small beside its "
+            "vocabulary; try --draft-vocabulary",
+            file=sys.stderr,
+        )
+    print(f"measure it: slipstream drafter eval --model {model} --traffic {traffic} --drafter {out}")
+    print(f"use it: slipstream serve {model} --speculative {_as_folder(out)}")
+
+
+@app.command("eval")
+def evaluate(
+    model: Model,
+    traffic: Traffic,
+    drafter: Annotated[Path, typer.Option("--drafter", help="The drafter's folder.")],
+    against: Annotated[
+        list[Path], typer.Option("--against", help="Another drafter's folder, such as the present one; repeatable.")
+    ] = [],  # noqa: B006
+    tag: Annotated[str | None, typer.Option("--tag", help="Only traffic with this tag.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="All of the file, not only what is newer than the training's.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", help="The newest so many answers are replayed.")] = 400,
+    serve_limit: Annotated[int, typer.Option("--serve-limit", help="And so many of them served in turns.")] = 24,
+    draft_len: Annotated[int, typer.Option("--draft-len", help="Tokens of a draft in the replay.")] = 5,
+    figure: Annotated[Path | None, typer.Option("--figure", help="Write the picture to this file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    threads: Threads = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What a drafter reaches on held-out traffic beside n-gram, suffix, other drafters and plain decoding."""
+    from slipstream.bench.machine import described, save
+    from slipstream.training.contest import contest, held_out_of, picture
+
+    if limit < 2 or serve_limit < 2 or not 1 <= draft_len <= 16:
+        raise UsageError("--limit and --serve-limit must be at least 2, --draft-len from 1 to 16")
+    held = held_out_of(traffic, drafter, tag, everything=everything)
+    with progress_bar() as bar:
+        report = contest(model, held, [drafter, *against], limit, serve_limit, draft_len, threads, bar)
+    report = described(report)
+    if figure is not None:
+        figure.write_text(picture(report))
+    if out is not None:
+        save(report, out)
+    if json_output:
+        print(json.dumps(report))
+        return
+    _table(report)
+
+
+def _table(report: dict[str, Any]) -> None:
+    rows = []
+    for name, entry in report["served"]["contenders"].items():
+        replayed = report["replayed"].get(name, {}).get("", {})
+        low, high = replayed.get("interval", (1.0, 1.0))
+        rows.append(
+            (
+                name, f"{replayed.get('tau', 1.0):.2f} ({low:.2f}-{high:.2f})",
+                " ".join(f"{a:.2f}" for a in replayed.get("acceptance_by_position", [])[:5]), f"{entry['tok_s']:.0f}",
+                f"{entry['speedup']:.2f} ({entry['speedup_interval'][0]:.2f}-{entry['speedup_interval'][1]:.2f})",
+                f"{entry['speedup_predicted']:.2f}",
+            )
+        )  # fmt: skip
+    header = ("drafter", f"tau, K = {report['draft_len']}", "acceptance", "tok/s", "S", "S predicted")
+    title = f"{report['model']}: {report['held_out']['answers']} held-out answers, {report['served']['answers']} served"
+    table(title, rows, header)
+    for tag in sorted({tag for entry in report["replayed"].values() for tag in entry if tag}):
+        said = ", ".join(f"{name} {e[tag]['tau']:.2f}" for name, e in report["replayed"].items() if tag in e)
+        print(f"tag {tag}: tau {said}")
+    costs = report["costs"]
+    print(
+        f"verifying {report['draft_len']} drafts takes {costs['verify_cost']:.2f} steps of one row, drafting them "
+        f"{costs['draft_cost']:.2f} (c = {costs['c']:.3f})"
+    )
+    if not report["served"]["identical"]:
+        print("some answers were NOT those of plain decoding: please report this", file=sys.stderr)
+    if report["leaks"]:
+        print(f"drafts depend on tokens that are not known yet: {report['leaks']}", file=sys.stderr)
+
+
+def _as_folder(path: Path) -> str:
+    return str(path) if "/" in str(path) else f"./{path}"
+
+
+def _needs_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise UsageError("training needs torch: pip install 'slipstream[train]'")

@@ -1,0 +1,166 @@
+"""slipstream drafter deploy and watch: a drafter goes to a running server, and is trained anew when traffic drifts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.options import JsonOption, table
+from slipstream.errors import SlipstreamError, UsageError
+
+if TYPE_CHECKING:
+    from slipstream.training.drift import Drift
+    from slipstream.training.remote import Server
+
+Url = Annotated[str, typer.Option("--url", help="The server's address.")]
+Key = Annotated[str | None, typer.Option("--api-key", help="A key that may; default: SLIPSTREAM_API_KEY.")]
+
+
+def deploy(
+    drafter: Annotated[str, typer.Argument(help="A drafter's folder; - is the one that is there.")] = "-",
+    stage: Annotated[
+        str, typer.Option("--stage", help="shadow: look on; canary: a share of answers; all; back: take it back.")
+    ] = "shadow",
+    share: Annotated[float, typer.Option("--share", help="Share of the answers in shadow and canary.")] = 0.1,
+    auto: Annotated[bool, typer.Option("--auto", help="From stage to stage by itself, when enough was seen.")] = False,
+    url: Url = "http://127.0.0.1:8000",
+    api_key: Key = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Put a drafter to work on a running server; it is taken back by itself if it falls short of the present one."""
+    folder = "" if drafter == "-" else str(Path(drafter).resolve())
+    report = server(url, api_key).deploy(folder, stage, share, auto=auto)
+    if json_output:
+        print(json.dumps(report))
+        return
+    for warning in report.get("warnings", []):
+        print(warning, file=sys.stderr)
+    show(report)
+
+
+def watch(
+    model: Annotated[str, typer.Option("--model", help="The target.")],
+    traffic: Annotated[Path, typer.Option("--traffic", help="The traffic file that the server writes.")],
+    url: Url = "http://127.0.0.1:8000",
+    api_key: Key = None,
+    auto: Annotated[
+        bool,
+        typer.Option("--auto", help="When drafts are accepted less: train, measure and deploy, in idle time only."),
+    ] = False,
+    budget: Annotated[str, typer.Option("--budget", help="Time for a training.")] = "20m",
+    out: Annotated[Path, typer.Option("--out", help="Where trained drafters go, one folder each.")] = Path("drafters"),
+    least_tokens: Annotated[
+        int, typer.Option("--least-tokens", help="With --auto: train too when so many new tokens were recorded.")
+    ] = 500_000,
+    every: Annotated[float, typer.Option("--every", help="Seconds between two looks.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Watch how drafts fare by tag; with --auto, train anew in idle time and deploy what is better."""
+    from slipstream.cli.drafter import seconds_of
+    from slipstream.training.drift import drift
+    from slipstream.training.store import TrafficStore, Which
+
+    seconds_of(budget)
+    if every < 1.0 or least_tokens < 1:
+        raise UsageError("--every is at least a second, --least-tokens at least 1")
+    at, trained = server(url, api_key), time.time()
+    while True:
+        with TrafficStore(traffic, create=False) as store:
+            found = drift(store.records())
+            fresh = store.count(Which(since=trained))[1]
+        if json_output:
+            print(json.dumps({"tags": [_row(one) for one in found], "new_tokens": fresh}), flush=True)
+        else:
+            _show_drift(found, fresh)
+        if auto and (any(one.drifted for one in found) or fresh >= least_tokens):
+            trained = time.time()
+            _renew(at, model, traffic, out / time.strftime("%Y%m%d-%H%M%S"), budget)
+        if once:
+            return
+        time.sleep(every)
+
+
+def _renew(at: Server, model: str, traffic: Path, folder: Path, budget: str) -> None:
+    """Train and measure while the server is idle, and deploy what is surely better than drafting from text."""
+    from slipstream.training.idle import run_when_idle
+
+    command = [sys.executable, "-m", "slipstream", "drafter"]
+    common = ["--model", model, "--traffic", str(traffic)]
+    report = folder / "eval.json"
+    for name, arguments in (
+        ("train", [*common, "--out", str(folder), "--budget", budget]),
+        ("eval", [*common, "--drafter", str(folder), "--out", str(report)]),
+    ):
+        status, spent = run_when_idle([*command, name, *arguments], at.busy)
+        print(f"{name}: ran {spent.ran:.0f} s, held {spent.held:.0f} s for the server's sake", file=sys.stderr)
+        if status:
+            print(f"{name} failed with {status}; the present drafter stays", file=sys.stderr)
+            return
+    replayed = json.loads(report.read_text())["replayed"]
+    mine = replayed.pop(folder.name)[""]
+    if any(mine["interval"][0] <= other[""]["tau"] for other in replayed.values()):
+        print(f"{folder}: tau {mine['tau']:.2f} is not surely better than drafting from text", file=sys.stderr)
+        return
+    try:
+        at.deploy(str(folder.resolve()), "shadow", 0.1, auto=True)
+    except SlipstreamError as error:
+        print(f"{folder} could not be deployed: {error}", file=sys.stderr)
+
+
+def server(url: str, key: str | None) -> Server:
+    """The server that is meant."""
+    from slipstream.training.remote import Server
+
+    return Server(url, key or os.environ.get("SLIPSTREAM_API_KEY"))
+
+
+def show(report: dict[str, Any]) -> None:
+    """A rollout, and drafters by tag."""
+    rollout = report["rollout"]
+    if rollout is None:
+        print("no drafter was deployed since the server's start")
+    else:
+        state = f"taken back: {rollout['outcome']}" if rollout["outcome"] else f"stage {rollout['stage']}"
+        rows = [
+            (name, str(arm["answers"]), str(arm["verifications"]), f"{arm['tau']:.2f}", f"{arm['lower']:.2f}")
+            for name, arm in (("present", rollout["present"]), ("candidate", rollout["new"]))
+        ]
+        title = f"{rollout['candidate']}: {state}, share {rollout['share']:g}{', by itself' if rollout['auto'] else ''}"
+        table(title, rows, ("drafter", "answers", "verifications", "tau", "at least"))
+    if report["drafters"]:
+        by_tag = [
+            (str(d["drafter"]), d["tag"] or "(none)", str(d["verifications"]), f"{d['tau']:.2f}")
+            for d in report["drafters"]
+        ]
+        table("drafters by tag", by_tag, ("drafter", "tag", "verifications", "tau"))
+
+
+def _row(one: Drift) -> dict[str, Any]:
+    return {
+        "tag": one.tag, "answers": one.answers, "earlier": one.earlier, "recent": one.recent, "drifted": one.drifted,
+        "earlier_interval": list(one.earlier_interval), "recent_interval": list(one.recent_interval),
+    }  # fmt: skip
+
+
+def _show_drift(found: list[Drift], fresh: int) -> None:
+    if not found:
+        print(f"too few answers of any tag to tell of drift; {fresh} new tokens", flush=True)
+        return
+    rows = [
+        (
+            one.tag or "(none)", str(one.answers),
+            f"{one.earlier:.2f} ({one.earlier_interval[0]:.2f}-{one.earlier_interval[1]:.2f})",
+            f"{one.recent:.2f} ({one.recent_interval[0]:.2f}-{one.recent_interval[1]:.2f})",
+            "yes" if one.drifted else "no",
+        )
+        for one in found
+    ]  # fmt: skip
+    header = ("tag", "answers", "tokens/step earlier", "of late", "drifted")
+    table(f"{time.strftime('%H:%M:%S')}, {fresh} new tokens", rows, header)

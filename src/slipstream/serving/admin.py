@@ -1,0 +1,73 @@
+"""Admin: a new drafter is deployed, watched and taken back. Only for keys that may, or, without keys, this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from slipstream.engine.client import EngineClient, EngineDiedError
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.keys import Key
+
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+class DeployBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /admin/drafter. Without `drafter` the stage of the one that is there is changed."""
+
+    stage: str
+    drafter: str = ""
+    share: float = 0.1
+    auto: bool = False
+
+
+def allow(request: Request, key: Key, *, keys: bool) -> None:
+    """Raise ApiError 403 for whoever may not. With keys a key must say admin; without, one must be on this machine."""
+    if keys:
+        if key.admin:
+            return
+        raise ApiError(403, 'this key may not; its entry in --api-keys-file must say "admin": true', "permission_error")
+    client = request.client.host if request.client is not None else ""
+    if client not in LOOPBACK:
+        raise ApiError(403, "only this machine may, unless there are keys that may", "permission_error")
+
+
+def deploy_body(data: bytes) -> DeployBody:
+    """Raises ApiError 400 with the field's name."""
+    try:
+        body = msgspec.json.decode(data, type=DeployBody)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"the body is not what is expected: {error}") from error
+    if not 0.0 < body.share <= 1.0:
+        raise bad_request("share is greater than 0 and at most 1", "share")
+    if len(body.drafter) > 4096:
+        raise bad_request("drafter is a path", "drafter")
+    return body
+
+
+async def deploy(client: EngineClient, body: DeployBody) -> dict[str, Any]:
+    """Do what is asked; returns what GET says, and warnings. Raises ApiError."""
+    try:
+        warnings = await client.deploy(body.drafter, body.stage, body.share, auto=body.auto)
+    except UsageError as error:
+        raise bad_request(str(error), "drafter" if body.drafter else "stage") from error
+    except EngineDiedError as error:
+        raise ApiError(503, str(error), "server_error", headers={"Retry-After": "2"}) from error
+    except SlipstreamError as error:
+        raise ApiError(500, str(error), "server_error") from error
+    return shown(client) | {"warnings": warnings}
+
+
+def shown(client: EngineClient) -> dict[str, Any]:
+    """The rollout that there is or was last, and how drafters fare by tag."""
+    stats = client.stats
+    return {
+        "rollout": msgspec.to_builtins(stats.rollout) if stats.rollout is not None else None,
+        "drafters": [
+            {"drafter": d.drafter, "tag": d.tag, "verifications": d.rounds, "tau": 1 + d.accepted / max(d.rounds, 1)}
+            for d in stats.drafts
+        ],
+    }

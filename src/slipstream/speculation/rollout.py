@@ -1,0 +1,225 @@
+"""Rollout: a new drafter beside the present one, from looking on, over a share of the answers, to all of them.
+
+    shadow   the candidate proposes for a share of the answers, and nothing of it is verified; how far it would have
+             been right is seen when the answer goes on.
+    canary   a share of the answers is drafted by the candidate, the others by the present drafter.
+    all      the candidate drafts for all; the old one is kept, and is back at once if the candidate falls short.
+
+Between the stages nothing but the estimates decides: enough answers, and a lower bound of the candidate's tau that is
+not under the present drafter's tau. Answers are never changed by any of this: drafts are verified as ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.program import Draft
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Offer, Plan
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.both import Both
+from slipstream.speculation.card import Card
+from slipstream.speculation.controller import Controller
+from slipstream.speculation.drafter import Computed, Drafter
+from slipstream.speculation.shadow import Shadow
+from slipstream.speculation.statistics import Counts
+
+Stage = Literal["shadow", "canary", "all"]
+STAGES: tuple[Stage, ...] = ("shadow", "canary", "all")
+ENOUGH_ANSWERS, ENOUGH_ROUNDS = 24, 400
+"""Of each drafter, before anything is decided."""
+Z = 1.645
+"""Standard deviations below the mean of a lower bound that holds in 95 of 100 cases."""
+REMEMBERED = 400
+"""Answers by which a drafter is judged, the latest ones."""
+
+
+@dataclass
+class Arm:
+    """What one drafter has brought, answer by answer: (verifications, accepted tokens)."""
+
+    name: str
+    answers: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, rounds: int, accepted: int) -> None:
+        """An answer has ended."""
+        if rounds:
+            self.answers.append((rounds, accepted))
+            del self.answers[:-REMEMBERED]
+
+    @property
+    def rounds(self) -> int:
+        """Verifications of all."""
+        return sum(rounds for rounds, _ in self.answers)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is enough to decide by."""
+        return len(self.answers) >= ENOUGH_ANSWERS and self.rounds >= ENOUGH_ROUNDS
+
+    @property
+    def tau(self) -> float:
+        """Tokens of a verification, the bonus token included."""
+        return 1.0 + sum(accepted for _, accepted in self.answers) / self.rounds if self.rounds else 1.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of tau: answers are independent of one another, their verifications are not."""
+        count, rounds, tau = len(self.answers), self.rounds, self.tau
+        if count < 2:
+            return math.inf
+        residuals = sum((accepted + n - tau * n) ** 2 for n, accepted in self.answers)
+        return math.sqrt(residuals * count / (count - 1)) / rounds
+
+    @property
+    def lower(self) -> float:
+        """What tau is at least, in all likelihood."""
+        return self.tau - Z * self.error if len(self.answers) > 1 else 1.0
+
+
+class Rollout(Controller):
+    """A controller with a candidate. Text drafters are shared; each neural drafter has what it learned for itself."""
+
+    def __init__(
+        self,
+        present: Controller,
+        candidate: Drafter,
+        card: Card,
+        stage: Stage,
+        share: float,
+        *,
+        auto: bool,
+        under_way: Sequence[Answer] = (),
+    ):
+        """`share` is that of the answers which the candidate looks at, or drafts for. With `auto` it goes on by itself.
+
+        Answers `under_way` stay with the present drafter. Both neural drafters must read the same layers of the target.
+        """
+        text = [drafter for drafter in present.drafters if not drafter.neural]
+        super().__init__(text, card)
+        self.present, self.candidate = present, Controller([*text, candidate], card)
+        self.stage: Stage = stage
+        self.share, self.auto = share, auto
+        self.outcome: str | None = None
+        """Why the candidate was taken back, once it was."""
+        self.arms = {"present": Arm("present"), "candidate": Arm("candidate")}
+        self.pace = present.pace
+        self.candidate.pace = present.pace
+        self._shadow = Shadow(candidate)
+        drafters = [drafter for drafter in (present.neural, candidate) if drafter is not None]
+        self._both = Both(drafters, lambda answer: self._of(answer).neural, self._looked_at)
+        self._ours: dict[int, tuple[Answer, Controller]] = {id(a): (a, present) for a in under_way}
+        self._seen: dict[int, list[int]] = {id(answer): [0, 0] for answer in under_way}
+        self._asking: dict[str, int] = {"present": 0, "candidate": 0}
+
+    @property
+    def neural(self) -> Drafter | None:
+        """Both, as one: state of an answer is kept by the drafter that it was given to."""
+        return self._both
+
+    def advance(self, stage: Stage) -> None:
+        """Go to a stage: answers under way stay with their drafters."""
+        self.stage = stage
+
+    def take_back(self, why: str) -> None:
+        """The candidate drafts no more answers."""
+        self.outcome = why
+
+    def _of(self, answer: Answer) -> Controller:
+        """Whose an answer is: that is decided when it is first seen, by a hash, so that no drafter can choose."""
+        entry = self._ours.get(id(answer))
+        if entry is not None:
+            return entry[1]
+        ours = self.outcome is None and (self.stage == "all" or (self.stage == "canary" and self._chosen(answer)))
+        controller = self.candidate if ours else self.present
+        self._ours[id(answer)] = (answer, controller)
+        self._seen[id(answer)] = [0, 0]
+        return controller
+
+    def _chosen(self, answer: Answer) -> bool:
+        digest = hashlib.blake2b(f"{answer.request} {answer.seed}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest) < self.share * (1 << 32)
+
+    def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
+        """Each answer's own controller's."""
+        self.present.dearness = self.candidate.dearness = self.dearness
+        offers: dict[int, Offer] = {}
+        for name, controller in (("present", self.present), ("candidate", self.candidate)):
+            mine = [answer for answer in eligible if self._of(answer) is controller]
+            found = controller.offers(mine, cost) if mine else {}
+            self._asking[name] = sum(offer.neural for offer in found.values())
+            offers |= found
+        return offers
+
+    def draft(self, plan: Plan) -> dict[int, Draft]:
+        """Each answer's own controller's."""
+        drafts: dict[int, Draft] = {}
+        for controller in (self.present, self.candidate):
+            spans = [span for span in plan.spans if self._of(span.sequence) is controller]
+            if any(span.drafts for span in spans):
+                drafts |= controller.draft(plan._replace(spans=spans))
+        return drafts
+
+    def draft_pass(self, answers: int) -> float:
+        """One pass of each drafter that is asked for one."""
+        counts = [(self.present, self._asking["present"]), (self.candidate, self._asking["candidate"])]
+        return sum(controller.draft_pass(count) for controller, count in counts if count)
+
+    def landed(self, answer: Answer, draft: Draft, held: Sequence[int], *, ended: bool) -> int:
+        """A draft was verified."""
+        controller = self._of(answer)
+        tried = controller.landed(answer, draft, held, ended=ended)
+        if controller.neural is not None and draft.drafter == controller.neural.name:
+            seen = self._seen[id(answer)]
+            seen[0] += 1
+            seen[1] += len(held)
+        return tried
+
+    @property
+    def _shadowing(self) -> bool:
+        return self.stage == "shadow" and self.outcome is None
+
+    def _looked_at(self, computed: Sequence[Computed]) -> None:
+        if self._shadowing:
+            self._shadow.commit([entry for entry in computed if self._chosen(entry.answer)])
+
+    def known(self, answers: Sequence[Answer]) -> None:
+        """Tokens of answers have become known: the shadow looks on."""
+        if self._shadowing:
+            self._shadow.look([answer for answer in answers if self._chosen(answer)])
+
+    def free(self, answer: Answer, *, learn: bool = True) -> None:
+        """An answer has ended: that is when drafters are judged."""
+        _, controller = self._ours.pop(id(answer), (answer, self.present))
+        rounds, accepted = self._seen.pop(id(answer), (0, 0))
+        controller.free(answer, learn=learn)
+        self.arms["candidate" if controller is self.candidate else "present"].add(rounds, accepted)
+        if self._shadowing:
+            self.arms["candidate"].add(*self._shadow.end(answer))
+        self._decide()
+
+    def _decide(self) -> None:
+        """Go on, or back, if there is enough to tell by."""
+        old, new = self.arms["present"], self.arms["candidate"]
+        if self.outcome is not None or not new.enough:
+            return
+        bar = old.tau if old.enough else 1.0
+        if new.lower < bar and old.enough:
+            self.take_back(
+                f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; the old one's {old.tau:.2f}"
+            )
+        elif self.auto and self.stage != "all" and (old.enough or self.present.neural is None):
+            self.stage = STAGES[STAGES.index(self.stage) + 1]
+            new.answers.clear()
+
+    def counts(self) -> dict[tuple[str, str], Counts]:
+        """Of both drafters; where they are of one family, together."""
+        total: dict[tuple[str, str], Counts] = {}
+        for controller in (self.present, self.candidate):
+            for key, counts in controller.counts().items():
+                total.setdefault(key, Counts()).merge(counts)
+        return total

@@ -1,0 +1,154 @@
+"""Contest: drafters side by side on the answers that none of them has learned from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.engine import LoadOptions, load_model
+from slipstream.engine.ceiling import measure_ceiling
+from slipstream.engine.cost import cost_model
+from slipstream.engine.drafters import Folder, load_tapped_drafter
+from slipstream.errors import UsageError
+from slipstream.models import read_config
+from slipstream.models.weights import ModelWeights
+from slipstream.speculation import SuffixDrafter
+from slipstream.speculation.card import fingerprint_of
+from slipstream.speculation.tapped import TappedDrafter
+from slipstream.training.dataset import Example, examples_of
+from slipstream.training.evaluate import Contender, Progress, costs, leaks, replayed_tau, served_in_turns
+from slipstream.training.features import FeatureSource
+from slipstream.training.figures import WIDTH, Bar, bars, image
+from slipstream.training.replay import LANES
+from slipstream.training.store import TrafficStore, Which
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.references import resolve
+
+EARLIER = 1000
+"""Answers before the held-out ones that suffix drafting has learned, as it would have in serving."""
+TRAINING_CARD = "training-card.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Records of a file on both sides of a time."""
+
+    traffic: Path
+    tag: str | None
+    since: float | None
+
+    def examples(self, target: str, max_len: int) -> tuple[list[Example], list[Example]]:
+        """(before, after), in order of time. Raises UsageError if nothing is held out."""
+        with TrafficStore(self.traffic, create=False) as store:
+            after, left_out = examples_of(store.records(Which(tag=self.tag, since=self.since)), target, max_len)
+            before: list[Example] = []
+            if self.since is not None:
+                before, _ = examples_of(store.records(Which(tag=self.tag, before=self.since)), target, max_len)
+        if not after:
+            others = left_out["another target's"]
+            raise UsageError(
+                f"{self.traffic}: no answer is newer than the training's ({others} are of another target); say "
+                "--everything"
+            )
+        return before[-EARLIER:], after
+
+
+def held_out_of(traffic: Path, drafter: Path, tag: str | None, *, everything: bool) -> HeldOut:
+    """What a drafter has not learned from: everything since the first answer held out, by its training card."""
+    if everything:
+        return HeldOut(traffic, tag, None)
+    try:
+        card = json.loads((drafter / TRAINING_CARD).read_text())
+        return HeldOut(traffic, tag, float(card["held_out_since"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{drafter}: no {TRAINING_CARD} says what it was trained on, so nothing is known to be held out; say "
+            "--everything to measure it on all of the traffic"
+        ) from error
+
+
+def contest(
+    reference: str,
+    held: HeldOut,
+    folders: Sequence[Path],
+    limit: int,
+    serve_limit: int,
+    draft_len: int,
+    threads: int | None,
+    progress: Progress,
+    also: Sequence[Contender] = (),
+) -> dict[str, Any]:
+    """Plain decoding, n-gram, suffix, and the drafters in `folders`; these have suffix beside them when served."""
+    checkpoint = open_checkpoint(resolve(reference))
+    config = read_config(checkpoint)
+    opened = [Folder.open(folder, config) for folder in folders]
+    taps = tuple(sorted({tap for folder in opened for tap in folder.config.taps}))
+    if any(folder.config.taps != taps for folder in opened):
+        raise UsageError("the drafters read different layers of the target, and cannot be compared in one run")
+    fingerprint = fingerprint_of(config, checkpoint)
+    earlier, examples = held.examples(fingerprint, min(config.context, LoadOptions().max_rows * 8))
+    examples = examples[-limit:]
+    longest = max(len(example.tokens) for example in (*examples, *earlier)) + 64
+    options = LoadOptions(max_len=min(longest, config.context), threads=threads, sequences=LANES, taps=taps)
+    model = load_model(reference, options)
+    weights = ModelWeights(config, checkpoint)
+    neural = [load_tapped_drafter(folder, model, weights) for folder in opened]
+    names = _names(folders)
+    ngram = Contender("n-gram", (SuffixDrafter(learn=False),))
+    alone: list[Contender] = [ngram, Contender("suffix", (SuffixDrafter(),))]
+    alone += [Contender(name, (drafter,)) for name, drafter in zip(names, neural, strict=True)]
+    source = FeatureSource(model, taps)
+    replayed = replayed_tau(alone, examples, earlier, draft_len, source, progress)
+    together = [Contender(n, (SuffixDrafter(), d)) for n, d in zip(names, neural, strict=True)]
+    cost = cost_model(model)
+    contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together, *also]
+    served = served_in_turns(model, cost, contenders, _spread(examples, serve_limit), earlier, progress)
+    ceiling = measure_ceiling(model)
+    first: TappedDrafter = neural[0]
+    return {
+        "model": reference,
+        "drafters": [str(folder) for folder in folders],
+        "traffic": str(held.traffic.name),
+        "tag": held.tag,
+        "draft_len": draft_len,
+        "held_out": {"answers": len(examples), "tokens": sum(example.answered for example in examples)},
+        "replayed": replayed,
+        "served": served,
+        "costs": costs(cost, first, draft_len),
+        "ceiling_tok_s": ceiling.tok_s if ceiling is not None else None,
+        "leaks": leaks(first, examples, source, draft_len),
+        "teacher_forced_against_served": _difference(replayed, served, names[0]),
+    }
+
+
+def _difference(replayed: dict[str, Any], served: dict[str, Any], name: str) -> dict[str, float]:
+    """Acceptance of a draft's first token, replayed and served."""
+    forced = replayed[name][""]["acceptance_by_position"]
+    found = served["contenders"][name]["acceptance_by_position"]
+    return {"replayed": forced[0] if forced else 0.0, "served": found[0] if found else 0.0}
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    names = [folder.name or str(folder) for folder in folders]
+    return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+
+
+def _spread(examples: Sequence[Example], count: int) -> list[Example]:
+    """So many, from all of the range."""
+    every = max(1, len(examples) // count)
+    return list(examples[::every][:count])
+
+
+def picture(report: dict[str, Any]) -> str:
+    """tau with its intervals, and tokens a second with the ceiling of plain decoding."""
+    taus = [Bar(name, entry[""]["tau"], *entry[""]["interval"]) for name, entry in report["replayed"].items()]
+    rates = [Bar(name, entry["tok_s"]) for name, entry in report["served"]["contenders"].items()]
+    ceiling = report["ceiling_tok_s"]
+    left, first = bars(f"tau, K = {report['draft_len']}", taus)
+    right, second = bars(
+        "tokens a second, one user", rates, mark=(ceiling, "ceiling of plain decoding") if ceiling else None
+    )
+    return image([(0, 0, left), (WIDTH, 0, right)], 2 * WIDTH, max(first, second) + 10)

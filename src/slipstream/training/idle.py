@@ -1,0 +1,53 @@
+"""Idle: a command that runs only while a server has nothing to do, at the lowest priority."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+EVERY, QUIET = 0.25, 3.0
+"""Seconds between two looks at the server, and for which it must have been idle before the command goes on."""
+NICENESS = 19
+
+
+@dataclass
+class Spent:
+    """Seconds that a command ran, and that it was held."""
+
+    ran: float = 0.0
+    held: float = 0.0
+
+
+def run_when_idle(command: Sequence[str], busy: Callable[[], bool], quiet: float = QUIET) -> tuple[int, Spent]:
+    """Run a command to its end, stopped whenever `busy` says so; returns its exit status and where the time went.
+
+    It is ended with this process, and gets no terminal signals of its own.
+    """
+    process = subprocess.Popen(["nice", "-n", str(NICENESS), *command], start_new_session=True)
+    spent, held, last_busy = Spent(), False, -quiet
+    seen = time.monotonic()
+    try:
+        while process.poll() is None:
+            now = time.monotonic()
+            if busy():
+                last_busy = now
+            hold = now - last_busy < quiet
+            if hold != held:
+                os.killpg(process.pid, signal.SIGSTOP if hold else signal.SIGCONT)
+            spent.held, spent.ran = spent.held + held * (now - seen), spent.ran + (not held) * (now - seen)
+            held, seen = hold, now
+            time.sleep(EVERY)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGCONT)
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return process.returncode, spent

@@ -1,0 +1,234 @@
+"""A training from beginning to end: what is learned from, how large and how long, and what is left when it is done."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream.engine import LoadOptions, Model, load_model
+from slipstream.errors import UsageError
+from slipstream.speculation.card import Card, fingerprint_of, write_card
+from slipstream.training.batches import GAP, Item, Ring
+from slipstream.training.curves import write_curves
+from slipstream.training.dataset import (
+    Example,
+    Split,
+    coverage,
+    data_fingerprint,
+    examples_of,
+    in_order,
+    split,
+)
+from slipstream.training.export import Layout
+from slipstream.training.features import FeatureSource
+from slipstream.training.kinds import Kind, make
+from slipstream.training.parallel import Parallel
+from slipstream.training.records import Record
+from slipstream.training.resources import Meter
+from slipstream.training.sizes import draft_vocabulary
+from slipstream.training.target import TargetParts
+from slipstream.training.trainer import STATE, Curve, Progress, Schedule, Trainer
+from slipstream.weights import Checkpoint
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.references import resolve
+
+CARD = "training-card.json"
+CURVES = "training-curves.svg"
+PLAN = "plan.json"
+CHECKED = 48
+"""Held-out answers by which tau is estimated while training goes on."""
+LANES = 16
+"""Sequences whose features are computed together."""
+TRIAL = 4
+"""Rounds of a quarter of the size are run, and forgotten, to see how many whole ones fit into the budget."""
+SPARE = 0.94
+"""Share of the budget that is planned with: machines have moods, and states have to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """What is wanted. With `rounds` the weights are the same at every run; with `seconds` so many rounds as fit."""
+
+    kind: str = "eagle3"
+    seconds: float | None = 1200.0
+    rounds: int | None = None
+    schedule: Schedule = field(default_factory=lambda: Schedule(1))
+    draft_vocabulary: int | None = None
+    held_out: float = 0.1
+    generic_share: float = 0.1
+    max_len: int = 1024
+    layout: Layout = "eagle3"
+    start_from: Path | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The target and what is learned from."""
+
+    checkpoint: Checkpoint
+    reference: str
+    fingerprint: str
+    parts: TargetParts
+    own: Split
+    generic: list[Example]
+    tokens: npt.NDArray[np.int32]
+    left_out: dict[str, int]
+
+
+def prepare(
+    reference: str, own: Iterable[Record], generic: Iterable[Record], options: TrainOptions, always: Sequence[int] = ()
+) -> Prepared:
+    """Read the target and choose from the records. Raises UsageError where there is too little to learn from."""
+    checkpoint = open_checkpoint(resolve(reference))
+    parts = TargetParts.of(checkpoint)
+    fingerprint = fingerprint_of(parts.config, checkpoint)
+    examples, left_out = examples_of(own, fingerprint, options.max_len)
+    if not examples and (foreign := left_out["another target's"]):
+        raise UsageError(f"all {foreign} records are another model's answers: import them with --regenerate")
+    chosen = split(examples, options.held_out)
+    others, _ = examples_of(generic, fingerprint, options.max_len)
+    tokens = draft_vocabulary([*chosen.train, *others], options.draft_vocabulary, parts.config.vocabulary, [*always])
+    return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, tokens, left_out)
+
+
+def train(
+    prepared: Prepared, options: TrainOptions, folder: Path, progress: Callable[[Progress], None] | None = None
+) -> dict[str, Any]:
+    """Train into `folder`, which then holds a drafter, its cards and curves; returns the training card.
+
+    A folder in which the same training was stopped is gone on with.
+    """
+    meter, parallel = Meter(), Parallel.start()
+    learned = [*prepared.own.train, *prepared.generic]
+    size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
+    kind = make(options.kind, prepared.parts, prepared.tokens, size, options.schedule, learned)
+    if options.start_from is not None:
+        kind.continue_from(options.start_from)
+    layers = (*kind.taps, prepared.parts.config.layers)
+    model = _features_model(prepared, options, layers)
+    source = FeatureSource(model, layers)
+    tap_width = len(kind.taps) * prepared.parts.config.hidden
+    held = _held_items(source, prepared.own.held_out)
+
+    def trainer(schedule: Schedule, fresh: Kind, at: Path) -> Trainer:
+        order = in_order(prepared.own.train, prepared.generic, options.generic_share, schedule.seed)
+        mine = (parallel.rank, parallel.processes)
+        ring = Ring(source, order, schedule.round_tokens, schedule.uses, schedule.seed, mine)
+        return Trainer(fresh.objective, ring, held, schedule, at, _name(prepared, options), tap_width, parallel)
+
+    schedule = _planned(prepared, options, folder, kind, trainer)
+    schedule = replace(schedule, rounds=parallel.of_the_first(schedule.rounds))
+    running = trainer(schedule, kind, folder)
+    curve = running.run(progress)
+    card = _card(prepared, options, schedule, kind, curve, meter, source, resumed=running.resumed)
+    if not parallel.rank:
+        kind.write(folder, options.layout, prepared.reference, options.max_len)
+        write_card(folder, Card(prepared.fingerprint, curve.tau[-1], schedule.draft_len, prepared.reference))
+        (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
+        write_curves(folder / CURVES, curve)
+        for name in (STATE, PLAN):
+            (folder / name).unlink(missing_ok=True)
+    parallel.end()
+    return card
+
+
+def _planned(
+    prepared: Prepared,
+    options: TrainOptions,
+    folder: Path,
+    kind: Kind,
+    trainer: Callable[[Schedule, Kind, Path], Trainer],
+) -> Schedule:
+    """The schedule: as many rounds as were wanted, as a stopped training had planned, or as the budget allows."""
+    plan = folder / PLAN
+    schedule, wanted = options.schedule, {"name": _name(prepared, options), "seconds": options.seconds}
+    if options.rounds is not None:
+        return replace(schedule, rounds=options.rounds)
+    if plan.is_file():
+        known = json.loads(plan.read_text())
+        if {key: known.get(key) for key in wanted} == wanted:
+            return replace(schedule, rounds=int(known["rounds"]))
+    assert options.seconds is not None
+    full = GAP * (schedule.uses - 1) + 2  # then a round is used as often as later ones are
+    small = replace(schedule, rounds=full, round_tokens=max(1, schedule.round_tokens // TRIAL))
+    each = TRIAL * trainer(small, kind.fresh(), folder / "never").practice(full)
+    rounds = max(2, math.floor(SPARE * options.seconds / each))
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / ".plan.json"
+    scratch.write_text(json.dumps(wanted | {"rounds": rounds, "seconds_a_round": each}))
+    os.replace(scratch, plan)
+    return replace(schedule, rounds=rounds)
+
+
+def _features_model(prepared: Prepared, options: TrainOptions, layers: tuple[int, ...]) -> Model:
+    longest = min(options.max_len, prepared.parts.config.context)
+    wanted = LoadOptions(max_len=longest, threads=options.threads, sequences=LANES, taps=layers)
+    return load_model(prepared.reference, wanted)
+
+
+def _held_items(source: FeatureSource, held_out: Sequence[Example]) -> list[Item]:
+    every = max(1, len(held_out) // CHECKED)
+    chosen = held_out[::every][:CHECKED]
+    states = source.compute([example.tokens for example in chosen])
+    return [Item(e, torch.from_numpy(s).to(torch.bfloat16)) for e, s in zip(chosen, states, strict=True)]
+
+
+def _name(prepared: Prepared, options: TrainOptions) -> str:
+    """Names what is trained on what: everything but the schedule that decides the weights."""
+    parts = (
+        options.kind, prepared.fingerprint, data_fingerprint(prepared.own.train), data_fingerprint(prepared.generic),
+        options.generic_share, len(prepared.tokens), str(options.start_from or ""),
+    )  # fmt: skip
+    return " ".join(map(str, parts))
+
+
+def _card(
+    prepared: Prepared,
+    options: TrainOptions,
+    schedule: Schedule,
+    kind: Kind,
+    curve: Curve,
+    meter: Meter,
+    source: FeatureSource,
+    *,
+    resumed: bool,
+) -> dict[str, Any]:
+    train = prepared.own.train
+    return {
+        "kind": options.kind,
+        "target": prepared.reference,
+        "target_fingerprint": prepared.fingerprint,
+        "data_fingerprint": data_fingerprint(train),
+        "generic_fingerprint": data_fingerprint(prepared.generic) if prepared.generic else None,
+        "answers": len(train),
+        "answer_tokens": sum(example.answered for example in train),
+        "held_out_answers": len(prepared.own.held_out),
+        "held_out_since": prepared.own.held_out[0].time,
+        "left_out": prepared.left_out,
+        "tags": sorted({example.tag for example in train}),
+        "tokens_seen": curve.tokens[-1],
+        "draft_vocabulary": len(prepared.tokens),
+        "draft_vocabulary_covers": coverage(prepared.own.held_out, prepared.tokens),
+        "parameters": kind.parameters,
+        "share_of_the_targets_bytes": kind.share,
+        "schedule": asdict(schedule),
+        "features_computed": source.computed,
+        "minutes": curve.seconds[-1] / 60.0,
+        "resumed": resumed,
+        **meter.report(),
+        "tau_estimate": curve.tau[-1],
+        "acceptance_by_position": curve.acceptance[-1],
+        "curve": asdict(curve),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }

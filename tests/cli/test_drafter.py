@@ -1,0 +1,102 @@
+"""slipstream drafter on the command line: trained, measured, deployed to a server, watched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.drafter import seconds_of
+from slipstream.errors import UsageError
+from slipstream.training.store import TrafficStore
+from tests.cli.test_cli import run
+from tests.serving.conftest import start, stop
+
+TRAIN = (
+    "--rounds",
+    "12",
+    "--round-tokens",
+    "1024",
+    "--batch-tokens",
+    "256",
+    "--learning-rate",
+    "3e-3",
+    "--max-len",
+    "128",
+)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    folder, report, figure = tmp_path / "mine", tmp_path / "eval.json", tmp_path / "eval.svg"
+    common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
+    out = run("drafter", "train", *common, "--out", str(folder), "--kind", kind, *TRAIN)
+    assert out.returncode == 0, out.stderr
+    assert "tau of held-out answers" in out.stdout
+    measured = run(
+        "drafter", "eval", *common, "--drafter", str(folder), "--serve-limit", "4", "--out", str(report), "--figure",
+        str(figure),
+    )  # fmt: skip
+    assert measured.returncode == 0, measured.stderr
+    assert "acceptance" in measured.stdout
+    found = json.loads(report.read_text())
+    assert found["replayed"].keys() == {"n-gram", "suffix", "mine"}
+    assert found["served"]["contenders"].keys() == {"plain", "n-gram", "suffix", "mine"}
+    assert found["served"]["identical"]
+    assert found["leaks"] == []
+    assert found["held_out"]["answers"] == 6
+    tags = found["replayed"]["mine"]
+    assert tags.keys() == {"", "tag0", "tag1"}
+    low, high = tags[""]["interval"]
+    assert low <= tags[""]["tau"] <= high
+    assert figure.read_text().startswith("<svg")
+    assert "| drafters, " in run("bench", "table", str(tmp_path)).stdout
+
+
+def test_wrong_use(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
+    out = ("--out", str(tmp_path / "d"))
+    with TrafficStore(tmp_path / "empty.db"):
+        pass
+    for arguments, code, problem in (
+        (("train", *common, *out, "--kind", "medusa"), 2, "eagle3 or dspark"),
+        (("train", *common, *out, "--layout", "deepspec"), 2, "--layout"),
+        (("train", *common, *out, "--budget", "soon"), 2, "20m"),
+        (("train", *common, *out, "--held-out", "2"), 2, "--held-out"),
+        (("train", *common[:2], "--traffic", str(tmp_path / "empty.db"), *out), 2, "too few"),
+        (("eval", *common, "--drafter", str(tmp_path)), 2, "--everything"),
+        (("deploy", "x", "--url", "ftp://x"), 2, "http://"),
+        (("deploy", "x", "--url", "http://127.0.0.1:9"), 1, "refused"),
+        (("watch", *common, "--every", "0"), 2, "--every"),
+    ):
+        result = run("drafter", *arguments)
+        assert (result.returncode, problem in result.stderr) == (code, True), result.stderr
+    assert [seconds_of(text) for text in ("90", "90s", "20m", "2h")] == [90, 90, 1200, 7200]
+    with pytest.raises(UsageError):
+        seconds_of("-3m")
+
+
+def test_deploy_and_watch(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
+    assert run("drafter", "train", *common, "--out", str(folder), *TRAIN).returncode == 0
+    server = start(tiny_gguf, "--kv-cache-gb", "0.02", "--max-model-len", "256", "--threads", "1")
+    try:
+        at = ("--url", server.url)
+        deployed = run("drafter", "deploy", str(folder), "--stage", "canary", "--share", "0.3", "--auto", *at)
+        assert deployed.returncode == 0, deployed.stderr
+        report = json.loads(run("drafter", "deploy", "--stage", "all", *at, "--json").stdout)
+        assert report["rollout"]["stage"] == "all"
+        assert report["rollout"]["candidate"] == str(folder)
+        assert run("drafter", "deploy", "--stage", "back", *at).returncode == 0
+        watched = run("drafter", "watch", *common, *at, "--once", "--json")
+        assert watched.returncode == 0, watched.stderr
+        assert json.loads(watched.stdout)["tags"] == []
+        renewed = run(
+            "drafter", "watch", *common, *at, "--once", "--auto", "--least-tokens", "1", "--budget", "5s", "--out",
+            str(tmp_path / "more"),
+        )  # fmt: skip
+        assert renewed.returncode == 0, renewed.stderr
+    finally:
+        stop(server)

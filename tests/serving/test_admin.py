@@ -1,0 +1,113 @@
+"""/admin/drafter: who may, what is refused, and a drafter that goes to work while answers are being made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import KEY, Server, start, stop
+from tests.speculation.folders import eagle3_folder
+
+ADMIN, USER = "sk-administrator", KEY
+
+
+@pytest.fixture(scope="module")
+def server(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = {
+        "boss": {"sha256": hashlib.sha256(ADMIN.encode()).hexdigest(), "admin": True},
+        "user": {"sha256": hashlib.sha256(USER.encode()).hexdigest()},
+    }
+    file = tmp_path_factory.mktemp("keys") / "keys.json"
+    file.write_text(json.dumps(keys))
+    running = start(tiny_gguf, "--api-keys-file", str(file), "--kv-cache-gb", "0.05", "--max-model-len", "512")
+    yield running
+    stop(running)
+
+
+def admin(server: Server, body: Any = None, key: str = ADMIN) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}"}
+    with server.client() as client:
+        if body is None:
+            answer = client.get("/admin/drafter", headers=headers)
+        else:
+            answer = client.post("/admin/drafter", headers=headers, content=json.dumps(body))
+    return answer.status_code, answer.json()
+
+
+def complete(server: Server, seed: int) -> str:
+    body = {"prompt": f"abc {seed}", "max_tokens": 80, "temperature": 0.0, "ignore_eos": True, "seed": seed}
+    with server.client() as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def test_who_may(server: Server) -> None:
+    assert admin(server, key=USER)[0] == 403
+    assert admin(server, key="sk-nobody-at-all")[0] == 401
+    status, report = admin(server)
+    assert (status, report["rollout"]) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({}, "stage"), ({"stage": "sideways"}, "a stage is"), ({"stage": "all", "share": 0}, "share"),
+        ({"stage": "all", "share": 2}, "share"), ({"stage": "back"}, "no drafter was deployed"),
+        ({"stage": "all", "drafter": "/no/such/folder"}, "no such"), ({"stage": "all", "what": 1}, "what"),
+        ({"stage": "back", "drafter": "/x"}, "name no folder"), ([1], "object"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(server: Server, body: Any, problem: str) -> None:
+    status, report = admin(server, body)
+    assert status == 400
+    assert problem.lower() in report["error"]["message"].lower() or problem == report["error"]["param"]
+
+
+def test_a_drafter_goes_to_work_under_load(server: Server, tmp_path: Path) -> None:
+    before = [complete(server, seed) for seed in range(6)]
+    folder = eagle3_folder(tmp_path / "drafter")
+    said: list[tuple[int, str]] = []
+    going = True
+
+    def traffic(first: int) -> None:
+        seed = first
+        while going:
+            said.append((seed % 6, complete(server, seed % 6)))
+            seed += 1
+
+    threads = [threading.Thread(target=traffic, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for body in (
+            {"stage": "shadow", "drafter": str(folder), "share": 1.0}, {"stage": "canary", "share": 0.5},
+            {"stage": "all"}, {"stage": "back"}, {"stage": "all", "drafter": str(folder)},
+        ):  # fmt: skip
+            done = len(said) + 12
+            status, report = admin(server, body)
+            assert status == 200, report
+            while len(said) < done:
+                assert all(thread.is_alive() for thread in threads)
+    finally:
+        going = False
+        for thread in threads:
+            thread.join()
+    assert {(seed, text) for seed, text in said} == {(seed, before[seed]) for seed, _ in said}
+    status, report = admin(server)
+    assert report["rollout"]["candidate"] == str(folder)
+    assert report["rollout"]["stage"] == "all"
+
+
+def test_a_damaged_folder_leaves_the_server_as_it_was(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"\x10" * 64)
+    status, report = admin(server, {"stage": "all", "drafter": str(tmp_path)})
+    assert status == 400, report
+    assert complete(server, 1)

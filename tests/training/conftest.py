@@ -1,0 +1,51 @@
+"""Traffic of the tiny target: its own answers, some of them of another tag."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.models import read_config
+from slipstream.program.sampling import SamplingParams
+from slipstream.speculation.card import fingerprint_of
+from slipstream.training.records import Record
+from slipstream.training.store import TrafficStore
+from slipstream.weights.open import open_checkpoint
+from tests.engine.test_jitter import collect
+
+ANSWERS, LENGTH = 60, 48
+
+
+@pytest.fixture(scope="session")
+def tiny_fingerprint(tiny_gguf: Path) -> str:
+    checkpoint = open_checkpoint(tiny_gguf)
+    return fingerprint_of(read_config(checkpoint), checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_records(tiny_gguf: Path, tiny_fingerprint: str) -> list[Record]:
+    """Greedy answers to prompts of a few words."""
+    model, rng = load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1)), random.Random(0)
+    engine, records = Engine(model), []
+    for number in range(ANSWERS):
+        prompt = [rng.choice(b"abcdefgh ") for _ in range(rng.randrange(6, 20))]
+        params = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
+        tokens = collect(engine.run(engine.add(prompt, params)))[0].tokens
+        span = (len(prompt), len(prompt) + len(tokens))
+        records.append(
+            Record(
+                (*prompt, *tokens), (span,), tiny_fingerprint, "", f"tag{number % 2}", "", 1000.0 + number, str(number)
+            )
+        )
+    return records
+
+
+@pytest.fixture(scope="session")
+def tiny_traffic(tiny_records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traffic") / "tiny.db"
+    with TrafficStore(path, most_days=1e6) as store:
+        store.add(tiny_records)
+    return path

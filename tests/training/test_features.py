@@ -1,0 +1,60 @@
+"""Features are serving's hidden states, bit for bit, however sequences are cut and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.errors import UsageError
+from slipstream.program.sampling import SamplingParams
+from slipstream.speculation import Computed, Controller
+from slipstream.training.features import FeatureSource
+from tests.speculation.test_state import loaded
+
+OPTIONS = LoadOptions(max_rows=64, threads=1)
+
+
+def test_they_are_those_of_serving(tiny_gguf: Path, tmp_path: Path) -> None:
+    """What a drafter is handed while an answer is made, in steps with others and with drafts, and what is computed."""
+    model, drafter = loaded("eagle3", tiny_gguf, tmp_path)
+    drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
+    served: dict[tuple[int, int], np.ndarray] = {}
+    commit = drafter.commit
+
+    def watched(computed: Sequence[Computed]) -> None:
+        for answer, start, tokens, taps in computed:
+            assert taps is not None
+            for place in range(tokens):
+                served[answer.request, start + place] = taps[place].copy()
+        commit(computed)
+
+    drafter.commit = watched  # type: ignore[method-assign]
+    engine = Engine(model, controller=Controller([drafter]), ahead=False)
+    params = SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True)
+    prompts = [list(range(9)), list(range(40, 140)), [5]]
+    numbers = [engine.add(prompt, params) for prompt in prompts]
+    said = [list(prompt) for prompt in prompts]
+    while engine.busy:
+        for chunk in engine.step():
+            said[numbers.index(chunk.request)] += chunk.token_ids
+    taps = drafter.needs.taps
+    for options in (OPTIONS, LoadOptions(max_rows=17, threads=2, sequences=2, max_len=256)):
+        source = FeatureSource(load_model(str(tiny_gguf), replace(options, taps=taps)), taps)
+        found = source.compute(said)
+        assert source.computed == sum(map(len, said))
+        for request, tokens in enumerate(said):
+            for position in range(len(tokens) - 1):
+                assert np.array_equal(served[request, position], found[request][position])
+
+
+def test_a_sequence_that_is_too_long_is_refused(tiny_gguf: Path) -> None:
+    source = FeatureSource(load_model(str(tiny_gguf), LoadOptions(max_len=32, threads=1, taps=(0, 2))), (0, 2))
+    assert source.compute([]) == []
+    assert source.compute([[1], [2, 3]])[1].shape == (2, 128)
+    with pytest.raises(UsageError, match="longer than 32"):
+        source.compute([[1] * 33])

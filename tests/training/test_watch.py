@@ -1,0 +1,67 @@
+"""Drift is told by tag; a training runs only while the server is idle."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from slipstream.training.drift import drift
+from slipstream.training.idle import run_when_idle
+from slipstream.training.records import Record
+
+
+def served(number: int, tag: str, chance: float, rng: random.Random) -> Record:
+    """An answer whose steps brought two tokens with a chance."""
+    steps = [1] + [2 if rng.random() < chance else 1 for _ in range(40)]
+    count = sum(steps)
+    return Record((1, 2, *range(3, 3 + count)), ((2, 2 + count),), tag=tag, time=float(number), steps=tuple(steps))
+
+
+def test_drift_is_seen_where_it_is() -> None:
+    rng = random.Random(0)
+    records = []
+    for number in range(600):
+        records.append(served(number, "steady", 0.6, rng))
+        records.append(served(number, "changed", 0.6 if number < 480 else 0.35, rng))
+    records += [served(number, "rare", 0.5, rng) for number in range(12)]
+    found = {one.tag: one for one in drift(records)}
+    assert found.keys() == {"steady", "changed"}
+    assert found["changed"].drifted
+    assert not found["steady"].drifted
+    assert 1.5 < found["steady"].earlier < 1.7
+    assert found["changed"].recent < found["changed"].earlier - 0.15
+
+
+def test_an_answer_whose_steps_are_not_known_says_nothing() -> None:
+    assert drift([Record((1, 2, 3), ((2, 3),)) for _ in range(999)]) == []
+
+
+def test_a_command_is_held_while_the_server_is_busy(tmp_path: Path) -> None:
+    ticks = tmp_path / "ticks"
+    program = (
+        "import time, os\n"
+        f"with open({str(ticks)!r}, 'a') as f:\n"
+        "    for _ in range(60):\n        time.sleep(0.02); f.write(f'{time.monotonic()} {os.nice(0)}\\n'); f.flush()\n"
+    )
+    begun = time.monotonic()
+
+    def busy() -> bool:
+        return 0.4 < time.monotonic() - begun < 2.0
+
+    status, spent = run_when_idle([sys.executable, "-c", program], busy, quiet=0.3)
+    lines = [line.split() for line in ticks.read_text().splitlines()]
+    assert status == 0
+    assert len(lines) == 60
+    assert {nice for _, nice in lines} == {"19"}
+    times = [float(when) for when, _ in lines]
+    longest = max(b - a for a, b in pairwise(times))
+    assert longest > 1.2
+    assert spent.held > 1.2
+    assert not any(begun + 1.0 < when < begun + 2.0 for when in times)
+
+
+def test_a_command_that_fails_says_so() -> None:
+    assert run_when_idle([sys.executable, "-c", "raise SystemExit(3)"], lambda: False)[0] == 3
