@@ -60,7 +60,7 @@ def test_who_may(server: Server) -> None:
     [
         ({}, "stage"), ({"stage": "sideways"}, "a stage is"), ({"stage": "all", "share": 0}, "share"),
         ({"stage": "all", "share": 2}, "share"), ({"stage": "back"}, "no drafter was deployed"),
-        ({"stage": "all", "drafter": "/no/such/folder"}, "no such"), ({"stage": "all", "what": 1}, "what"),
+        ({"stage": "all", "drafter": "/no/such/folder"}, "does not exist"), ({"stage": "all", "what": 1}, "what"),
         ({"stage": "back", "drafter": "/x"}, "name no folder"), ([1], "object"),
     ],
 )  # fmt: skip

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file
 
 from slipstream.engine import Engine, LoadOptions
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.errors import UsageError
+from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training.dataset import (
     coverage,
     data_fingerprint,
@@ -37,6 +39,7 @@ from slipstream.training.store import TrafficStore
 from slipstream.training.trainer import Schedule
 from slipstream.training.training import CARD, CURVES, TrainOptions, prepare, train
 from tests.engine.test_jitter import collect
+from tests.speculation.test_state import loaded
 
 SCHEDULE = Schedule(1, round_tokens=1024, batch_tokens=256, uses=2, learning_rate=3e-3, draft_len=4)
 OPTIONS = TrainOptions(rounds=6, schedule=SCHEDULE, held_out=0.2, threads=1, max_len=128)
@@ -57,7 +60,7 @@ def test_it_learns_and_what_it_wrote_drafts(
 ) -> None:
     card = trained(tiny_gguf, tiny_traffic, tmp_path / "d", kind=kind, layout=layout, rounds=30)
     curve = card["curve"]
-    assert curve["tau"][-1] > curve["tau"][0] + 0.3
+    assert curve["tau"][-1] > curve["tau"][0] + 0.15
     assert curve["loss"][-1] < curve["loss"][1]
     assert card["tokens_seen"] > 0
     assert card["target_fingerprint"] == tiny_records[0].target
@@ -77,17 +80,14 @@ def test_it_learns_and_what_it_wrote_drafts(
     assert leaks(drafter, examples, source, 4) == []
 
 
-def test_a_leak_is_found(tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path) -> None:
-    """A source that hands out the hidden states of the position after: what training by mistake might have done."""
-    trained(tiny_gguf, tiny_traffic, tmp_path / "d")
-    wanted = Speculative("folder", str(tmp_path / "d"), only=True)
-    model, controller = load_speculative(str(tiny_gguf), LoadOptions(max_rows=64, threads=1), wanted)
-    assert controller is not None
-    drafter: Any = controller.neural
+def test_a_leak_is_found(tiny_gguf: Path, tiny_records: list[Record], tmp_path: Path) -> None:
+    """A source that hands out hidden states of tokens that are not known yet: taps off by two."""
+    model, drafter = loaded("eagle3", tiny_gguf, tmp_path)
+    assert isinstance(drafter, TappedDrafter)
 
     class Leaking(FeatureSource):
         def compute(self, sequences: Any) -> list[Any]:
-            return [np.roll(states, -1, 0) for states in super().compute(sequences)]
+            return [np.roll(states, -2, 0) for states in super().compute(sequences)]
 
     examples, _ = examples_of(tiny_records, tiny_records[0].target, 128)
     assert leaks(drafter, examples, Leaking(model, drafter.needs.taps), 4)
@@ -106,8 +106,8 @@ def test_the_same_seed_gives_the_same_weights(kind: str, tiny_gguf: Path, tiny_t
             schedule=replace(SCHEDULE, seed=seed),
         )  # fmt: skip
     first, again, other = (weights(tmp_path / name) for name in "abc")
-    assert all(np.array_equal(first[name], again[name]) for name in first)
-    assert not all(np.array_equal(first[name], other[name]) for name in first)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 PROGRAM = """
@@ -135,7 +135,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(tiny_gguf: Path, tiny_tra
     card = trained(tiny_gguf, tiny_traffic, tmp_path / "killed", rounds=12)
     assert card["resumed"]
     whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert all(np.array_equal(whole[name], killed[name]) for name in whole)
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
 def test_two_processes_learn_the_same(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:

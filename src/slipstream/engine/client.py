@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,6 @@ class EngineClient:
             self._deployments.pop(number, None)
         if deployed.problem:
             raise UsageError(deployed.problem)
-        with contextlib.suppress(SlipstreamError):
-            self._send(Ping())  # so that what is shown next is of now
         return deployed.warnings
 
     def _send(self, message: ToEngine) -> None:
@@ -267,6 +265,7 @@ class EngineClient:
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(waterfall)
             case Deployed(number):
+                self.stats = replace(self.stats, rollout=message.rollout)
                 if (deployment := self._deployments.get(number)) is not None and not deployment.done():
                     deployment.set_result(message)
             case Ready(info):

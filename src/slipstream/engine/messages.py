@@ -193,6 +193,7 @@ class Deployed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     problem: str
     warnings: list[str]
+    rollout: RolloutStats | None = None
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -21,6 +21,7 @@ from slipstream.engine.explain import explain_traffic
 from slipstream.engine.messages import (
     Cancel,
     Deploy,
+    Deployed,
     DraftStats,
     EngineInfo,
     Explain,
@@ -89,7 +90,9 @@ class WorkerOptions:
 class Worker:
     """One engine and the socket it answers."""
 
-    def __init__(self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing):
+    def __init__(
+        self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing = "coupled"
+    ):
         self.model, self.engine, self.socket, self.ceiling = model, engine, socket, ceiling
         self._numbers: dict[int, int] = {}  # engine's number → client's
         self._ours: dict[int, int] = {}  # client's number → engine's
@@ -102,8 +105,7 @@ class Worker:
         while not (self._stopping and not self.engine.busy):
             if self.socket.poll(self._patience()):
                 self._listen()
-            if (deployed := self._deployment.settle()) is not None:
-                self.socket.send(encode(deployed))
+            self._say(self._deployment.settle())
             if self.engine.busy and not self._patience():
                 self._step()
                 self._stepped, self._checked = time.monotonic(), False
@@ -146,10 +148,14 @@ class Worker:
                 waterfall = explain_traffic(self.engine)
                 self.socket.send(encode(Explained(number, json.dumps(waterfall) if waterfall else "")))
             case Deploy():
-                if (deployed := self._deployment.begin(message)) is not None:
-                    self.socket.send(encode(deployed))
+                self._say(self._deployment.begin(message))
             case Stop():
                 self._stopping = True
+
+    def _say(self, deployed: Deployed | None) -> None:
+        if deployed is not None:
+            rollout = self._deployment.stats()
+            self.socket.send(encode(Deployed(deployed.number, deployed.problem, deployed.warnings, rollout)))
 
     def _step(self) -> None:
         news = self.engine.step()

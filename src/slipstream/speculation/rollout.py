@@ -32,6 +32,8 @@ Stage = Literal["shadow", "canary", "all"]
 STAGES: tuple[Stage, ...] = ("shadow", "canary", "all")
 ENOUGH_ANSWERS, ENOUGH_ROUNDS = 24, 400
 """Of each drafter, before anything is decided."""
+PATIENCE = 3 * ENOUGH_ANSWERS
+"""Answers of the candidate after which it is no longer waited for a present drafter that hardly drafts."""
 Z = 1.645
 """Standard deviations below the mean of a lower bound that holds in 95 of 100 cases."""
 REMEMBERED = 400
@@ -207,12 +209,10 @@ class Rollout(Controller):
         old, new = self.arms["present"], self.arms["candidate"]
         if self.outcome is not None or not new.enough:
             return
-        bar = old.tau if old.enough else 1.0
-        if new.lower < bar and old.enough:
-            self.take_back(
-                f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; the old one's {old.tau:.2f}"
-            )
-        elif self.auto and self.stage != "all" and (old.enough or self.present.neural is None):
+        if old.enough and new.lower < old.tau:
+            why = f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; the old one's {old.tau:.2f}"
+            self.take_back(why)
+        elif self.auto and self.stage != "all" and (old.enough or len(new.answers) >= PATIENCE):
             self.stage = STAGES[STAGES.index(self.stage) + 1]
             new.answers.clear()
 

@@ -13,14 +13,14 @@ from torch.nn import functional as F
 
 from slipstream.training.batches import Batch
 from slipstream.training.modules.dspark import DSpark, embedded_blocks
-from slipstream.training.objectives import SEEDS, UNSEEN, Agreement, some_of
+from slipstream.training.objectives import SEEDS, UNSEEN, Agreement, places, some_of
 from slipstream.training.target import TargetParts
 
 CROSS_ENTROPY, DISTANCE, CONFIDENCE = 0.1, 0.9, 1.0
 GAMMA = 4.0
 """Slots by which the weight falls to 1/e."""
-DENSITY, CHECK_DENSITY = 0.34, 0.2
-"""Anchors among the places that could be one, when training and when checking."""
+DENSITY, CHECKED = 0.34, 0.25
+"""Anchors among the places that could be one; share of the held-out answers that are looked at, as blocks are dear."""
 
 
 class DSparkObjective:
@@ -51,7 +51,7 @@ class DSparkObjective:
 
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, int]:
         """(weighted sum over slots, anchors)."""
-        rows, counts = some_of(batch.learn, DENSITY, self._seed * SEEDS + step)
+        rows, counts = some_of(batch.learn, batch.tokens, DENSITY, self._seed * SEEDS + step)
         slots, learned, before = self._slots(batch, rows)
         asked = learned & counts[..., None]
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -72,9 +72,11 @@ class DSparkObjective:
 
     @torch.no_grad()
     def agreement(self, batch: Batch, draft_len: int) -> Agreement:
-        """Of blocks walked greedily from some of all places."""
-        rows, counts = some_of(batch.learn, CHECK_DENSITY, 0)
-        slots, learned, before = self._slots(batch, rows)
+        """Of blocks walked greedily from all places of some of the answers."""
+        few = slice(0, max(1, round(CHECKED * len(batch.learn))))
+        batch = Batch(batch.tokens[few], batch.taps[few], batch.ahead[few], batch.learn[few])
+        rows, learned = places(batch.learn)
+        slots, valid, before = self._slots(batch, rows)
         said = batch.tokens.gather(1, slots.flatten(1) + 2).view(slots.shape)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = self._hidden(batch, rows)
@@ -83,5 +85,5 @@ class DSparkObjective:
                 previous = self._tokens[self.module.logits(hidden[:, :, slot], previous).argmax(-1)]
                 right.append(previous == said[..., slot])
         found = Agreement()
-        found.add(torch.stack(right, -1)[counts], learned[..., : len(right)][counts])
+        found.add(torch.stack(right, -1), valid[..., : len(right)] & learned[..., None])
         return found

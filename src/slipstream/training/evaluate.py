@@ -216,7 +216,8 @@ def leaks(drafter: TappedDrafter, examples: Sequence[Example], source: FeatureSo
     for number, example in enumerate(examples[:LEAK_EXAMPLES]):
         start, stop = example.spans[-1]
         place = (start + stop) // 2
-        other = (*example.tokens[:place], *reversed(example.tokens[place:]))
+        vocabulary = source.model.config.vocabulary
+        other = (*example.tokens[:place], *((token + 1) % vocabulary for token in example.tokens[place:]))
         drafts = [_draft_at(drafter, tokens, place, source, draft_len) for tokens in (example.tokens, other)]
         if drafts[0] != drafts[1]:
             found.append(number)

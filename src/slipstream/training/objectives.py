@@ -22,36 +22,50 @@ SEEDS = 1_000_003
 
 @dataclass
 class Agreement:
-    """Of chains begun at every place, how many tokens were right, given that all before them were."""
+    """How drafts fare: acceptance by position of chains begun anywhere, and answers walked as they are made."""
 
-    begun: int = 0
     tries: list[int] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
+    tokens: int = 0
+    steps: int = 0
 
     def add(self, right: Tensor, valid: Tensor) -> None:
-        """`right` and `valid` [chains, positions]."""
-        alive = valid[:, 0].clone()
-        self.begun += int(alive.sum())
-        while len(self.tries) < right.shape[1]:
-            self.tries.append(0)
-            self.hits.append(0)
-        for position in range(right.shape[1]):
-            alive = alive & valid[:, position]
+        """`right` and `valid` [B, Q, K]: of the chain begun at each place of an answer, in order, each draft.
+
+        A place whose first draft is not valid is none.
+        """
+        self._grow(right.shape[2])
+        alive = valid[..., 0]
+        accepted = torch.zeros(alive.shape, dtype=torch.long)
+        for position in range(right.shape[2]):
+            alive = alive & valid[..., position]
             self.tries[position] += int(alive.sum())
-            alive = alive & right[:, position]
+            alive = alive & right[..., position]
             self.hits[position] += int(alive.sum())
+            accepted += alive
+        for places, counts in zip(valid[..., 0].sum(1).tolist(), accepted.tolist(), strict=True):
+            at = 0
+            while at < places:
+                at += counts[at] + 1
+                self.steps += 1
+            self.tokens += places
+
+    def _grow(self, positions: int) -> None:
+        for column in (self.tries, self.hits):
+            column += [0] * (positions - len(column))
 
     def merge(self, other: Agreement) -> None:
         """Add another's."""
-        count = max(len(self.tries), len(other.tries))
+        self._grow(len(other.tries))
         for mine, theirs in ((self.tries, other.tries), (self.hits, other.hits)):
-            mine[:] = [(mine[i] if i < len(mine) else 0) + (theirs[i] if i < len(theirs) else 0) for i in range(count)]
-        self.begun += other.begun
+            for position, count in enumerate(theirs):
+                mine[position] += count
+        self.tokens, self.steps = self.tokens + other.tokens, self.steps + other.steps
 
     @property
     def tau(self) -> float:
-        """Mean tokens of a verification that begins anywhere, the bonus token included."""
-        return 1.0 + sum(self.hits) / self.begun if self.begun else 1.0
+        """Mean tokens of a verification, the bonus token included."""
+        return self.tokens / self.steps if self.steps else 1.0
 
     def conditional(self) -> list[float]:
         """Acceptance by position, given that all before it were accepted."""
@@ -94,7 +108,7 @@ class Eagle3Objective:
     def loss(self, batch: Batch, step: int) -> tuple[Tensor, int]:
         """(weighted sum over rows and steps, rows of the first step)."""
         rows, learned = places(batch.learn)
-        anchors, counts = some_of(learned, DENSITY, self._seed * SEEDS + step)
+        anchors, counts = some_of(learned, batch.tokens, DENSITY, self._seed * SEEDS + step)
         known = batch.learn & (self._place[batch.tokens[:, 2:]] != UNSEEN)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             first, later = self._unrolled(batch, rows, anchors, self._unroll)
@@ -137,7 +151,7 @@ class Eagle3Objective:
             right.append(agrees)
             valid.append(alive)
         found = Agreement()
-        found.add(torch.stack(right, -1)[learned], torch.stack(valid, -1)[learned])
+        found.add(torch.stack(right, -1), torch.stack(valid, -1))
         return found
 
 
@@ -149,10 +163,15 @@ def places(learn: Tensor) -> tuple[Tensor, Tensor]:
     return order, torch.arange(most) < counts[:, None]
 
 
-def some_of(learned: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
-    """(places [B, A], which of them count): a share of those that are `learned` [B, Q], at random."""
-    generator = torch.Generator().manual_seed(seed)
-    chance = torch.rand(learned.shape, generator=generator).masked_fill(~learned, -1.0)
+def some_of(learned: Tensor, tokens: Tensor, density: float, seed: int) -> tuple[Tensor, Tensor]:
+    """(places [B, A], which of them count): a share of those that are `learned` [B, Q], at random.
+
+    What is chosen of an example depends on its `tokens` and the seed, not on the others beside it.
+    """
+    chance = torch.full(learned.shape, -1.0)
+    for row, (mask, said) in enumerate(zip(learned, tokens, strict=True)):
+        generator = torch.Generator().manual_seed(seed * SEEDS + int(said.sum()))
+        chance[row, mask] = torch.rand(int(mask.sum()), generator=generator)
     most = max(1, math.ceil(density * int(learned.sum(1).max())))
     values, chosen = chance.topk(most, 1)
     wanted = torch.ceil(density * learned.sum(1, keepdim=True))
