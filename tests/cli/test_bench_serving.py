@@ -110,3 +110,14 @@ def test_bench_serve(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["one_stream"]["ratio"] > 0
     assert result["half_load"]["p99_tpot_over_alone"] > 0
     assert result["half_load_with_target"]["tpot_target"] > 0
+
+
+def test_what_recording_costs(tiny_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    options = ("--streams", "2", "--prompt", "8", "--answer", "8", "--turns", "2", "--max-model-len", "128")
+    out = run("bench", "record", str(tiny_gguf), *options, "--threads", "1", "--out", str(file))
+    assert out.returncode == 0, out.stderr
+    report = json.loads(file.read_text())
+    assert report["recorded"] == 6
+    assert report["recording"]["median"] > 0
+    assert "| recording traffic, " in results_table(tmp_path)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,21 @@ def test_a_drafter_goes_to_work_under_load(server: Server, tmp_path: Path) -> No
     status, report = admin(server)
     assert report["rollout"]["candidate"] == str(folder)
     assert report["rollout"]["stage"] == "all"
+
+
+def test_an_engine_that_is_started_again_has_its_drafter(server: Server, tmp_path: Path) -> None:
+    folder = eagle3_folder(tmp_path / "drafter")
+    assert admin(server, {"stage": "all", "drafter": str(folder)})[0] == 200
+    pid = server.engine_pid()
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while admin(server)[1]["rollout"] is not None and time.monotonic() < deadline:
+        time.sleep(0.05)  # until the new engine is asked how it is
+    while (rollout := admin(server)[1]["rollout"]) is None or rollout["candidate"] != str(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert rollout["stage"] == "all"
+    assert admin(server, {"stage": "back"})[0] == 200
 
 
 def test_a_damaged_folder_leaves_the_server_as_it_was(server: Server, tmp_path: Path) -> None:

@@ -19,10 +19,9 @@ from slipstream.speculation.eagle3_model import HIDDEN, eagle3_weights, read_eag
 from slipstream.training.batches import Batch, Item
 from slipstream.training.dataset import Example
 from slipstream.training.export import write_dspark, write_eagle3
-from slipstream.training.kinds import DSparkKind, Eagle3Kind
+from slipstream.training.kinds import DSparkKind, Eagle3Kind, Wanted
 from slipstream.training.modules.dspark import embedded_blocks
 from slipstream.training.target import TargetParts
-from slipstream.training.trainer import Schedule
 from slipstream.weights.open import open_checkpoint
 
 TOKENS, LENGTH = np.arange(3, 259, 2, dtype=np.int32), 24
@@ -46,12 +45,12 @@ def rough(kind: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def eagle3(target: TargetParts) -> Eagle3Kind:
-    return rough(Eagle3Kind(target, TOKENS, 1, Schedule(1)))
+    return rough(Eagle3Kind(Wanted(target, 1, TOKENS, ())))
 
 
 @pytest.fixture(scope="module")
 def dspark(target: TargetParts) -> DSparkKind:
-    return rough(DSparkKind(target, TOKENS, 1, Schedule(1), 0))
+    return rough(DSparkKind(Wanted(target, 1, TOKENS, ())))
 
 
 def chained(tokens: list[int], start: int) -> Rows:
@@ -156,7 +155,7 @@ def test_nothing_later_matters(name: str, request: pytest.FixtureRequest) -> Non
     if name == "eagle3":
         outs = []
         for tokens, states in ((said, taps), changed):
-            embedded = kind._arguments[0].embedding.float()[torch.tensor(tokens[1:])][None]
+            embedded = kind.wanted.target.embedding.float()[torch.tensor(tokens[1:])][None]
             every = torch.arange(LENGTH - 1)[None]
             at, later = kind.module.unroll(torch.from_numpy(states[None, :-1]), embedded, every, every, 3)
             outs.append([at[0], *(x[0] for x in later)])
@@ -167,8 +166,8 @@ def test_nothing_later_matters(name: str, request: pytest.FixtureRequest) -> Non
     results = []
     for tokens, states in ((said, taps), changed):
         anchors = torch.tensor([[place, place + 4]])
-        embedding = kind._arguments[0].embedding
-        blocks = embedded_blocks(embedding, torch.tensor([[tokens[place], tokens[place + 4]]]), 0, 7).float()
+        embedding = kind.wanted.target.embedding
+        blocks = embedded_blocks(embedding, torch.tensor([[tokens[place], tokens[place + 4]]]), 258, 7).float()
         results.append(kind.module.hidden(torch.from_numpy(states[None]), blocks, anchors)[0])
     assert torch.equal(results[0][0], results[1][0])
     assert not torch.equal(results[0][1], results[1][1])

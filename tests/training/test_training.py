@@ -179,7 +179,7 @@ def test_a_drafter_is_trained_on(tiny_gguf: Path, tiny_traffic: Path, tmp_path: 
     first = trained(tiny_gguf, tiny_traffic, tmp_path / "a", rounds=20)
     second = trained(tiny_gguf, tiny_traffic, tmp_path / "b", rounds=2, start_from=tmp_path / "a")
     assert second["curve"]["tau"][0] == pytest.approx(first["curve"]["tau"][-1], abs=0.1)
-    with pytest.raises(UsageError, match="no DSpark drafter"):
+    with pytest.raises(UsageError, match="no dspark drafter"):
         trained(tiny_gguf, tiny_traffic, tmp_path / "c", kind="dspark", layout="speculators", start_from=tmp_path / "a")
 
 

@@ -178,6 +178,15 @@ def _spec_prediction(r: dict[str, Any]) -> str:
     )
 
 
+def _record(r: dict[str, Any]) -> str:
+    turns = r["recording"]
+    return (
+        f"{r['streams']} streams, {r['prompt']} in, {r['answer']} out: {r['tok_s']:.0f} tokens/s with --record, "
+        f"{r['tok_s_without']:.0f} without, x {turns['median']:.3f} (turns {turns['min']:.3f}-{turns['max']:.3f}); "
+        f"{r['recorded']} answers take {r['bytes'] / 1e3:.0f} kB"
+    )
+
+
 def _drafters(r: dict[str, Any]) -> str:
     def one(name: str, served: dict[str, Any]) -> str:
         replayed = r["replayed"].get(name, {}).get("")
@@ -190,13 +199,16 @@ def _drafters(r: dict[str, Any]) -> str:
         speedup = f"S {served['speedup']:.2f} ({low:.2f}-{high:.2f}; predicted {served['speedup_predicted']:.2f})"
         return f"{name} {tau}{served['tok_s']:.0f} tokens/s, {speedup}"
 
+    def positions(chances: list[float]) -> str:
+        return " ".join(f"{chance:.2f}" for chance in chances)
+
     first, ceiling = r["teacher_forced_against_served"], r["ceiling_tok_s"]
     by = "; ".join(one(name, served) for name, served in r["served"]["contenders"].items())
     above = f", ceiling of plain decoding {ceiling:.0f} tokens/s" if ceiling else ""
     return (
         f"{r['traffic']}, {r['held_out']['answers']} held-out answers replayed at K = {r['draft_len']}, "
-        f"{r['served']['answers']} served in turns{above}: {by}; acceptance of a draft's first token replayed "
-        f"{first['replayed']:.3f}, served {first['served']:.3f}; c {r['costs']['c']:.3f}"
+        f"{r['served']['answers']} served in turns{above}: {by}; acceptance by position replayed "
+        f"{positions(first['replayed'])}, served {positions(first['served'])}; c {r['costs']['c']:.3f}"
     )
 
 
@@ -204,6 +216,7 @@ def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("categories", "speculation", _spec),
         ("teacher_forced_against_served", "drafters", _drafters),
+        ("recording", "recording traffic", _record),
         ("least_measured", "predicted S", _spec_prediction),
         ("plain_tpot", "speculation, many streams", _spec_streams),
         ("serve_streams", "serving", _serve),

@@ -180,3 +180,32 @@ def _server_options(
     options += ["--max-model-len", str(max_model_len)] if max_model_len else []
     options += ["--speculative", speculative]
     return options + (["--threads", str(threads)] if threads else [])
+
+
+def record(
+    model: ModelArgument,
+    streams: Annotated[int, typer.Option(help="Streams side by side.")] = 16,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
+    answer: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    turns: Annotated[int, typer.Option(help="Turns of one server after the other.")] = 9,
+    json_output: JsonOption = False,
+    out: Out = None,
+    max_model_len: MaxModelLen = None,
+    threads: Threads = None,
+) -> None:
+    """What recording traffic costs: a server that records and one that does not, in turns."""
+    from slipstream.bench.record import measure
+
+    if min(streams, prompt, turns) < 1 or answer < 2:
+        raise UsageError("--streams, --prompt and --turns must be positive, --answer at least 2")
+    options = _server_options(max_model_len, "bf16", "none", threads, "auto")
+    with progress_bar() as bar:
+        result = measure(model, options, streams, prompt, answer, turns, bar)
+    report(result, json_output, out)
+    if not json_output:
+        spread = result["recording"]
+        print(
+            f"{result['tok_s']:.0f} tokens/s with recording, {result['tok_s_without']:.0f} without: "
+            f"{spread['median']:.3f} times (turns {spread['min']:.3f}-{spread['max']:.3f}); "
+            f"{result['recorded']} answers in {result['bytes'] / 1e3:.0f} kB"
+        )

@@ -189,6 +189,8 @@ def _table(report: dict[str, Any]) -> None:
         f"verifying {report['draft_len']} drafts takes {costs['verify_cost']:.2f} steps of one row, drafting them "
         f"{costs['draft_cost']:.2f} (c = {costs['c']:.3f})"
     )
+    apart = report["teacher_forced_against_served"]["apart"]
+    print(f"acceptance as replayed is {apart * 100:+.1f} points from what it is when drafting at every step")
     if not report["served"]["identical"]:
         print("some answers were NOT those of plain decoding: please report this", file=sys.stderr)
     if report["leaks"]:

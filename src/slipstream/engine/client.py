@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 PING_EVERY, SILENCE = 1.0, 5.0
 """Seconds between questions after the engine's health, and after which its silence counts as illness."""
+_AGAIN = -1
+"""The number of what nobody waits for."""
 DEPLOYING = 120.0
 """Seconds that loading a drafter may take."""
 RESTART_PAUSE, MOST_RESTARTS = 0.2, 5
@@ -81,6 +83,7 @@ class EngineClient:
         self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._deployments: dict[int, asyncio.Future[Deployed]] = {}
+        self._deployed: Deploy | None = None  # what an engine that is started again is told anew
         self._next = 0
         self._heard = 0.0
         self._failure: Failed | None = None
@@ -179,6 +182,12 @@ class EngineClient:
             self._deployments.pop(number, None)
         if deployed.problem:
             raise UsageError(deployed.problem)
+        if stage == "back":
+            self._deployed = None
+        elif folder or self._deployed is not None:
+            self._deployed = Deploy(
+                _AGAIN, folder or (self._deployed.folder if self._deployed else ""), stage, share, auto
+            )
         return deployed.warnings
 
     def _send(self, message: ToEngine) -> None:
@@ -271,6 +280,8 @@ class EngineClient:
             case Ready(info):
                 self.info = info
                 self._ready.set()
+                if self._deployed is not None:
+                    self._send(self._deployed)
             case Failed():
                 self._failure = message
 

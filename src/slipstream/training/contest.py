@@ -79,7 +79,6 @@ def contest(
     draft_len: int,
     threads: int | None,
     progress: Progress,
-    also: Sequence[Contender] = (),
 ) -> dict[str, Any]:
     """Plain decoding, n-gram, suffix, and the drafters in `folders`; these have suffix beside them when served."""
     checkpoint = open_checkpoint(resolve(reference))
@@ -104,7 +103,9 @@ def contest(
     replayed = replayed_tau(alone, examples, earlier, draft_len, source, progress)
     together = [Contender(n, (SuffixDrafter(), d)) for n, d in zip(names, neural, strict=True)]
     cost = cost_model(model)
-    contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together, *also]
+    always = f"{names[0]}, {draft_len} always"
+    contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together]
+    contenders.append(Contender(always, (neural[0],), draft_len))
     served = served_in_turns(model, cost, contenders, _spread(examples, serve_limit), earlier, progress)
     ceiling = measure_ceiling(model)
     first: TappedDrafter = neural[0]
@@ -120,15 +121,15 @@ def contest(
         "costs": costs(cost, first, draft_len),
         "ceiling_tok_s": ceiling.tok_s if ceiling is not None else None,
         "leaks": leaks(first, examples, source, draft_len),
-        "teacher_forced_against_served": _difference(replayed, served, names[0]),
+        "teacher_forced_against_served": _difference(replayed[names[0]][""], served["contenders"][always]),
     }
 
 
-def _difference(replayed: dict[str, Any], served: dict[str, Any], name: str) -> dict[str, float]:
-    """Acceptance of a draft's first token, replayed and served."""
-    forced = replayed[name][""]["acceptance_by_position"]
-    found = served["contenders"][name]["acceptance_by_position"]
-    return {"replayed": forced[0] if forced else 0.0, "served": found[0] if found else 0.0}
+def _difference(replayed: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
+    """Acceptance by position, replayed and served with drafts of one length, and how far the means are apart."""
+    pairs = list(zip(replayed["acceptance_by_position"], served["acceptance_by_position"], strict=False))
+    apart = sum(a - b for a, b in pairs) / max(len(pairs), 1)
+    return {"replayed": [a for a, _ in pairs], "served": [b for _, b in pairs], "apart": apart}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from slipstream.engine import Engine, Model
-from slipstream.program import StepShape
+from slipstream.program import Draft, StepShape
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Offer, Plan
+from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Controller, Counts, Drafter
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training.dataset import Example
@@ -42,12 +44,48 @@ class Served:
         return sum(self.tokens) / max(sum(self.seconds), 1e-9)
 
 
+class Always(Controller):
+    """Has its only drafter draft so many tokens at every step, whatever that brings: what replaying does."""
+
+    def __init__(self, drafter: Drafter, draft_len: int):
+        super().__init__([drafter])
+        self._draft_len = draft_len
+
+    def _offer(self, drafter: Drafter, answer: Answer, draft: Draft | None, most: int) -> Offer | None:
+        most = min(most, drafter.most, self._draft_len)
+        if most <= 0 or not drafter.ready(answer):
+            return None
+        self._track(answer)
+        return Offer((0.999,) * most, neural=True, passes=drafter.passes)
+
+    def draft(self, plan: Plan) -> dict[int, Draft]:
+        """Whole drafts, likely or not."""
+        (drafter,) = self.drafters
+        asks = [
+            Ask(answer, count, 0.0, lambda draft_class: 1.0)
+            for answer, _, count in plan.spans
+            if count and id(answer) in self._ready
+        ]
+        found = zip(asks, drafter.propose(asks) if asks else [], strict=True)
+        return {id(ask.answer): draft.cut(ask.most) for ask, draft in found if draft is not None and len(draft)}
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way of drafting: its drafters (none: plain decoding), and which of them tau is about."""
+    """A way of drafting: its drafters (none: plain decoding), and which of them tau is about.
+
+    With `always` the only drafter drafts so many tokens at every step, whether that pays or not.
+    """
 
     name: str
     drafters: tuple[Drafter, ...] = ()
+    always: int = 0
+
+    def controller(self) -> Controller | None:
+        """What drafts when it is this one's turn."""
+        if self.always:
+            return Always(self.drafters[0], self.always)
+        return Controller(list(self.drafters)) if self.drafters else None
 
     @property
     def judged(self) -> Drafter | None:
@@ -112,7 +150,7 @@ def served_in_turns(
     interval, speedup_predicted, tau, acceptance_by_position, drafted, accepted.
     """
     engine = Engine(model, cost, prefix_cache=False, ahead=False)
-    controllers = {c.name: Controller(list(c.drafters)) if c.drafters else None for c in contenders}
+    controllers = {contender.name: contender.controller() for contender in contenders}
     for contender in contenders:
         for drafter in contender.drafters:
             if drafter.name == "suffix":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import UsageError
-from slipstream.speculation.checkpoint import family_of
+from slipstream.speculation.checkpoint import Int32Array, family_of
 from slipstream.speculation.dspark_model import dspark_weights, read_dspark
 from slipstream.speculation.eagle3_model import eagle3_weights, read_eagle3
 from slipstream.training.dataset import Example
@@ -30,154 +31,130 @@ from slipstream.training.sizes import (
     mask_token_of,
 )
 from slipstream.training.target import TargetParts
-from slipstream.training.trainer import Schedule
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
 
 UNROLL, DECAY = 5, 0.8
 """Steps of the training-time test, and what each counts beside the one before."""
-
-
-class Kind(Protocol):
-    """A drafter in training. `taps` are the target's layers whose inputs it reads."""
-
-    taps: tuple[int, ...]
-    parameters: int
-    share: float
-    """Of the target's bytes, when it drafts."""
-
-    @property
-    def objective(self) -> Objective:
-        """What it is asked."""
-
-    def fresh(self) -> Kind:
-        """Another one of the same beginning."""
-
-    def continue_from(self, folder: Path) -> None:
-        """Begin with the weights of a drafter in a folder. Raises UsageError where it has another shape."""
-
-    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
-        """The drafter as others can load it."""
-
-
-class Eagle3Kind:
-    """An EAGLE-3 drafter of one layer."""
-
-    def __init__(self, target: TargetParts, tokens: npt.NDArray[np.int32], target_bytes: int, schedule: Schedule):
-        self._arguments = (target, tokens, target_bytes, schedule)
-        self._tokens = tokens
-        self.config = eagle3_config(target.config, len(tokens), target_bytes)
-        self.taps = self.config.taps
-        self.parameters = eagle3_parameters(self.config)
-        self.share = BYTES_A_WEIGHT * self.parameters / target_bytes
-        ids = torch.from_numpy(tokens.astype(np.int64))
-        self.module = Eagle3(self.config)
-        self.module.start_from(target, ids, torch.Generator().manual_seed(schedule.seed))
-        self.objective = Eagle3Objective(self.module, target, ids, UNROLL, DECAY, schedule.seed)
-
-    def fresh(self) -> Eagle3Kind:
-        """Another one of the same beginning."""
-        other = Eagle3Kind(*self._arguments)
-        other.module.load_state_dict(self.module.state_dict())
-        return other
-
-    def continue_from(self, folder: Path) -> None:
-        """Take the weights of another EAGLE-3 drafter; rows of its head go by their tokens."""
-        checkpoint = open_checkpoint(folder)
-        if family_of(checkpoint) != "eagle3":
-            raise UsageError(f"{folder} holds no EAGLE-3 drafter to begin with")
-        theirs = read_eagle3(checkpoint, max(self.taps) + 3, self.config.tap_width)
-        _, known = eagle3_weights(theirs, checkpoint, None)
-        _take(self.module, checkpoint, self._tokens, known, ("lm_head.weight",))
-
-    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
-        """The drafter as others can load it."""
-        weights: dict[str, torch.Tensor] = dict(self.module.named_parameters())
-        layers = self._arguments[0].config.layers
-        write_eagle3(folder, self.config, weights, self._tokens, layout, target, layers, context)
-
-
-class DSparkKind:
-    """A DSpark drafter."""
-
-    def __init__(
-        self, target: TargetParts, tokens: npt.NDArray[np.int32], target_bytes: int, schedule: Schedule, mask_token: int
-    ):
-        self._arguments = (target, tokens, target_bytes, schedule, mask_token)
-        self._tokens = tokens
-        self.config = dspark_config(target.config, len(tokens), target_bytes, mask_token)
-        self.taps = self.config.taps
-        self.parameters = dspark_parameters(self.config)
-        self.share = BYTES_A_WEIGHT * self.parameters / target_bytes
-        ids = torch.from_numpy(tokens.astype(np.int64))
-        self.module = DSpark(self.config)
-        self.module.start_from(target, ids, torch.Generator().manual_seed(schedule.seed))
-        self.objective = DSparkObjective(self.module, target, ids, schedule.seed)
-
-    def fresh(self) -> DSparkKind:
-        """Another one of the same beginning."""
-        other = DSparkKind(*self._arguments)
-        other.module.load_state_dict(self.module.state_dict())
-        return other
-
-    def continue_from(self, folder: Path) -> None:
-        """Take the weights of another DSpark drafter; rows of its head go by their tokens."""
-        checkpoint = open_checkpoint(folder)
-        if family_of(checkpoint) != "dspark":
-            raise UsageError(f"{folder} holds no DSpark drafter to begin with")
-        theirs = read_dspark(checkpoint, max(self.taps) + 3, self.config.tap_width)
-        _, known = dspark_weights(theirs, checkpoint, None)
-        _take(self.module, checkpoint, self._tokens, known, ("lm_head.weight", "markov_head.markov_w2.weight"))
-
-    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
-        """The drafter as others can load it."""
-        weights: dict[str, torch.Tensor] = dict(self.module.named_parameters())
-        write_dspark(folder, self.config, weights, self._tokens, layout, target, context)
-
-
-def _take(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    tokens: npt.NDArray[np.int32],
-    known: npt.NDArray[np.int32] | None,
-    by_token: Sequence[str],
-) -> None:
-    """Copy a checkpoint's weights. Rows of those `by_token` stand for the tokens `known` there (None: all) and for
-    `tokens` here. Raises UsageError where shapes differ.
-    """
-    folder = checkpoint.files[0].parent
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            stored = checkpoint.tensors.get(name) or checkpoint.tensors.get(name.replace("midlayer.", "layers.0."))
-            if stored is None:
-                raise UsageError(f"{folder}: has no {name}")
-            numbers = torch.from_numpy(stored.float32().copy())
-            if name in by_token:
-                rows = {int(t): row for row, t in enumerate(range(len(numbers)) if known is None else known)}
-                places = [(mine, rows[int(t)]) for mine, t in enumerate(tokens) if int(t) in rows]
-                parameter[[mine for mine, _ in places]] = numbers[[row for _, row in places]]
-            elif numbers.shape != parameter.shape:
-                raise UsageError(f"{folder}: {name} is {list(numbers.shape)}, this drafter's {list(parameter.shape)}")
-            else:
-                parameter.copy_(numbers)
-
-
 LAYOUTS: dict[str, tuple[Layout, ...]] = {"eagle3": ("eagle3", "speculators"), "dspark": ("speculators", "deepspec")}
 
 
-def make(
-    kind: str,
-    target: TargetParts,
-    tokens: npt.NDArray[np.int32],
-    target_bytes: int,
-    schedule: Schedule,
-    examples: Sequence[Example],
-) -> Kind:
-    """A drafter that is about to be trained on `examples`. Raises UsageError for a kind that cannot be trained."""
-    if kind == "dspark":
-        mask_token = mask_token_of(examples, target.config.vocabulary)
-        return DSparkKind(target, tokens, target_bytes, schedule, mask_token)
-    return Eagle3Kind(target, tokens, target_bytes, schedule)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a drafter is made for: its target, of so many bytes, the tokens of its head, what it is trained on."""
+
+    target: TargetParts
+    target_bytes: int
+    tokens: npt.NDArray[np.int32]
+    examples: Sequence[Example]
+    seed: int = 0
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """The tokens, as torch indexes by them."""
+        return torch.from_numpy(self.tokens.astype(np.int64))
+
+
+class Kind(ABC):
+    """A drafter in training. `taps` are the target's layers whose inputs it reads."""
+
+    family: str
+    by_token: tuple[str, ...]
+    """Weights whose rows stand for the tokens of the head."""
+
+    def __init__(self, wanted: Wanted, taps: tuple[int, ...], parameters: int, module: nn.Module, objective: Objective):
+        self.wanted, self.taps, self.parameters = wanted, taps, parameters
+        self.module, self.objective = module, objective
+
+    @property
+    def share(self) -> float:
+        """Of the target's bytes, when it drafts."""
+        return BYTES_A_WEIGHT * self.parameters / self.wanted.target_bytes
+
+    def fresh(self) -> Kind:
+        """Another one of the same beginning."""
+        other = KINDS[self.family](self.wanted)
+        other.module.load_state_dict(self.module.state_dict())
+        return other
+
+    def continue_from(self, folder: Path) -> None:
+        """Begin with the weights of a drafter in a folder. Raises UsageError where it has another shape."""
+        checkpoint = open_checkpoint(folder)
+        if family_of(checkpoint) != self.family:
+            raise UsageError(f"{folder} holds no {self.family} drafter to begin with")
+        known = self._tokens_of(checkpoint)
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                stored = checkpoint.tensors.get(name) or checkpoint.tensors.get(name.replace("midlayer.", "layers.0."))
+                if stored is None:
+                    raise UsageError(f"{folder}: has no {name}")
+                numbers = torch.from_numpy(stored.float32().copy())
+                if name in self.by_token:
+                    rows = {int(t): row for row, t in enumerate(range(len(numbers)) if known is None else known)}
+                    places = [(mine, rows[int(t)]) for mine, t in enumerate(self.wanted.tokens) if int(t) in rows]
+                    parameter[[mine for mine, _ in places]] = numbers[[row for _, row in places]]
+                elif numbers.shape != parameter.shape:
+                    raise UsageError(
+                        f"{folder}: {name} is {list(numbers.shape)}, this drafter's {list(parameter.shape)}"
+                    )
+                else:
+                    parameter.copy_(numbers)
+
+    @abstractmethod
+    def _tokens_of(self, checkpoint: Checkpoint) -> Int32Array | None:
+        """The tokens that a checkpoint's head knows; None: all."""
+
+    @abstractmethod
+    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
+        """The drafter as others can load it. Raises UsageError for a layout that cannot hold it."""
+
+
+class Eagle3Kind(Kind):
+    """An EAGLE-3 drafter of one layer."""
+
+    family, by_token = "eagle3", ("lm_head.weight",)
+
+    def __init__(self, wanted: Wanted):
+        self.config = eagle3_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes)
+        module = Eagle3(self.config)
+        module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
+        objective = Eagle3Objective(module, wanted.target, wanted.ids, UNROLL, DECAY, wanted.seed)
+        super().__init__(wanted, self.config.taps, eagle3_parameters(self.config), module, objective)
+
+    def _tokens_of(self, checkpoint: Checkpoint) -> Int32Array | None:
+        config = self.wanted.target.config
+        return eagle3_weights(read_eagle3(checkpoint, config.layers, config.hidden), checkpoint, None)[1]
+
+    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
+        """In the paper's layout or that of speculators."""
+        weights, layers = dict(self.module.named_parameters()), self.wanted.target.config.layers
+        write_eagle3(folder, self.config, weights, self.wanted.tokens, layout, target, layers, context)
+
+
+class DSparkKind(Kind):
+    """A DSpark drafter."""
+
+    family, by_token = "dspark", ("lm_head.weight", "markov_head.markov_w2.weight")
+
+    def __init__(self, wanted: Wanted):
+        mask_token = mask_token_of(wanted.examples, wanted.target.config.vocabulary)
+        self.config = dspark_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token)
+        module = DSpark(self.config)
+        module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
+        objective = DSparkObjective(module, wanted.target, wanted.ids, wanted.seed)
+        super().__init__(wanted, self.config.taps, dspark_parameters(self.config), module, objective)
+
+    def _tokens_of(self, checkpoint: Checkpoint) -> Int32Array | None:
+        config = self.wanted.target.config
+        return dspark_weights(read_dspark(checkpoint, config.layers, config.hidden), checkpoint, None)[1]
+
+    def write(self, folder: Path, layout: Layout, target: str, context: int) -> None:
+        """In the layout of speculators or DeepSpec."""
+        weights = dict(self.module.named_parameters())
+        write_dspark(folder, self.config, weights, self.wanted.tokens, layout, target, context)
+
+
+KINDS: dict[str, type[Eagle3Kind] | type[DSparkKind]] = {"eagle3": Eagle3Kind, "dspark": DSparkKind}
 
 
 def layout_for(kind: str, layout: str) -> Layout:

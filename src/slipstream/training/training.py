@@ -31,7 +31,7 @@ from slipstream.training.dataset import (
 )
 from slipstream.training.export import Layout
 from slipstream.training.features import FeatureSource
-from slipstream.training.kinds import Kind, make
+from slipstream.training.kinds import KINDS, Kind, Wanted
 from slipstream.training.parallel import Parallel
 from slipstream.training.records import Record
 from slipstream.training.resources import Meter
@@ -112,7 +112,7 @@ def train(
     meter, parallel = Meter(), Parallel.start()
     learned = [*prepared.own.train, *prepared.generic]
     size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
-    kind = make(options.kind, prepared.parts, prepared.tokens, size, options.schedule, learned)
+    kind: Kind = KINDS[options.kind](Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed))
     if options.start_from is not None:
         kind.continue_from(options.start_from)
     layers = (*kind.taps, prepared.parts.config.layers)
