@@ -154,13 +154,16 @@ def test_two_processes_learn_the_same(tiny_gguf: Path, tiny_traffic: Path, tmp_p
     assert both["curve"]["loss"][1:] == pytest.approx(alone["curve"]["loss"][1:], rel=0.02)
 
 
-def test_a_budget_is_kept(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
-    begun = time.monotonic()
-    card = trained(tiny_gguf, tiny_traffic, tmp_path / "d", rounds=None, seconds=8.0)
-    assert card["schedule"]["rounds"] > 4
-    assert time.monotonic() - begun < 40
-    assert card["peak_memory_bytes"] > 0
-    assert card["energy_joules"] is None or card["energy_joules"] > 0
+def test_a_budget_becomes_rounds(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    few, more = (
+        trained(tiny_gguf, tiny_traffic, tmp_path / str(seconds), rounds=None, seconds=seconds)
+        for seconds in (1e-3, 6.0)
+    )
+    assert few["schedule"]["rounds"] == 2
+    assert more["schedule"]["rounds"] >= 2
+    assert more["peak_memory_bytes"] > 0
+    assert more["energy_joules"] is None or more["energy_joules"] > 0
+    assert 1.0 <= more["speedup_estimate"] < 10
 
 
 def test_energy_is_read_where_the_machine_tells(tmp_path: Path) -> None:

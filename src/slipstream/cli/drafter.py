@@ -101,8 +101,8 @@ def train(
         bar("reading the target and the records", 0, 0)
         prepared = prepare(model, records, others, options)
 
-        def show(at: Progress) -> None:
-            said = f"tau of held-out answers {at.curve.tau[-1]:.2f}, {at.seconds_left / 60:.0f} min left"
+        def show(at: Progress, speedup: float) -> None:
+            said = f"tau {at.curve.tau[-1]:.2f}, S about {speedup:.2f}, {at.seconds_left / 60:.0f} min left"
             bar(said, at.round, at.rounds)
 
         card = run(prepared, options, out, show)
@@ -113,7 +113,8 @@ def train(
     print(
         f"{out}: {card['parameters'] / 1e6:.1f} M parameters ({card['share_of_the_targets_bytes']:.1%} of the target's "
         f"bytes), {seen:.2f} M tokens of answers seen in {card['minutes']:.1f} min, {memory:.1f} GB of memory; "
-        f"tau of held-out answers about {card['tau_estimate']:.2f} (curves: {out / CURVES})"
+        f"tau of held-out answers about {card['tau_estimate']:.2f}, S about {card['speedup_estimate']:.2f} (curves: "
+        f"{out / CURVES})"
     )
     if card["share_of_the_targets_bytes"] > MOST_SHARE:
         print(

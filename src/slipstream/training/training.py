@@ -16,8 +16,13 @@ import numpy.typing as npt
 import torch
 
 from slipstream.engine import LoadOptions, Model, load_model
+from slipstream.engine.cost import cost_model
 from slipstream.errors import UsageError
+from slipstream.program import StepShape
+from slipstream.roofline.cost import CostModel
+from slipstream.roofline.speculation import speedup
 from slipstream.speculation.card import Card, fingerprint_of, write_card
+from slipstream.text import load_tokenizer
 from slipstream.training.batches import GAP, Item, Ring
 from slipstream.training.curves import write_curves
 from slipstream.training.dataset import (
@@ -51,6 +56,10 @@ LANES = 16
 """Sequences whose features are computed together."""
 TRIAL = 4
 """Rounds of a quarter of the size are run, and forgotten, to see how many whole ones fit into the budget."""
+CONTEXT = 256
+"""Tokens of context at which S is foreseen."""
+PASS_OVER_BYTES = 1.4
+"""What a draft pass takes beside its share of the bytes, the host's work included, as measured."""
 SPARE = 0.94
 """Share of the budget that is planned with: machines have moods, and states have to be written."""
 
@@ -86,9 +95,7 @@ class Prepared:
     left_out: dict[str, int]
 
 
-def prepare(
-    reference: str, own: Iterable[Record], generic: Iterable[Record], options: TrainOptions, always: Sequence[int] = ()
-) -> Prepared:
+def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], options: TrainOptions) -> Prepared:
     """Read the target and choose from the records. Raises UsageError where there is too little to learn from."""
     checkpoint = open_checkpoint(resolve(reference))
     parts = TargetParts.of(checkpoint)
@@ -98,16 +105,19 @@ def prepare(
         raise UsageError(f"all {foreign} records are another model's answers: import them with --regenerate")
     chosen = split(examples, options.held_out)
     others, _ = examples_of(generic, fingerprint, options.max_len)
-    tokens = draft_vocabulary([*chosen.train, *others], options.draft_vocabulary, parts.config.vocabulary, [*always])
+    tokenizer = load_tokenizer(checkpoint)
+    always = [*tokenizer.eos, *tokenizer.special.values()]
+    tokens = draft_vocabulary([*chosen.train, *others], options.draft_vocabulary, parts.config.vocabulary, always)
     return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, tokens, left_out)
 
 
 def train(
-    prepared: Prepared, options: TrainOptions, folder: Path, progress: Callable[[Progress], None] | None = None
+    prepared: Prepared, options: TrainOptions, folder: Path, progress: Callable[[Progress, float], None] | None = None
 ) -> dict[str, Any]:
     """Train into `folder`, which then holds a drafter, its cards and curves; returns the training card.
 
-    A folder in which the same training was stopped is gone on with.
+    A folder in which the same training was stopped is gone on with. `progress` is told where the training is, and the S
+    that the drafter should have by now.
     """
     meter, parallel = Meter(), Parallel.start()
     learned = [*prepared.own.train, *prepared.generic]
@@ -130,8 +140,15 @@ def train(
     schedule = _planned(prepared, options, folder, kind, trainer)
     schedule = replace(schedule, rounds=parallel.of_the_first(schedule.rounds))
     running = trainer(schedule, kind, folder)
-    curve = running.run(progress)
+    foresee = Foresight(cost_model(model, quick=True), kind.share)
+
+    def show(at: Progress) -> None:
+        if progress is not None:
+            progress(at, foresee.speedup(at.curve.acceptance[-1]))
+
+    curve = running.run(show)
     card = _card(prepared, options, schedule, kind, curve, meter, source, resumed=running.resumed)
+    card["speedup_estimate"] = foresee.speedup(curve.acceptance[-1])
     if not parallel.rank:
         kind.write(folder, options.layout, prepared.reference, options.max_len)
         write_card(folder, Card(prepared.fingerprint, curve.tau[-1], schedule.draft_len, prepared.reference))
@@ -141,6 +158,28 @@ def train(
             (folder / name).unlink(missing_ok=True)
     parallel.end()
     return card
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What S a drafter should have that reads `share` of the target's bytes."""
+
+    cost: CostModel
+    share: float
+
+    def speedup(self, acceptance: Sequence[float]) -> float:
+        """At the best draft length, given acceptance by position."""
+
+        def step(rows: int) -> float:
+            return self.cost.seconds(StepShape(rows, rows, 0, rows * CONTEXT))
+
+        best, tau, alive = 1.0, 1.0, 1.0
+        for length, chance in enumerate(acceptance, 1):
+            alive *= chance
+            tau += alive
+            verify, each = step(length + 1) / step(1), PASS_OVER_BYTES * self.share
+            best = max(best, speedup(tau, length, lambda n, v=verify: v, lambda k, c=each: k * c))  # type: ignore[misc]
+        return best
 
 
 def _planned(
