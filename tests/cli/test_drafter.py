@@ -34,6 +34,9 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path
     out = run("drafter", "train", *common, "--out", str(folder), "--kind", kind, *TRAIN)
     assert out.returncode == 0, out.stderr
     assert "tau of held-out answers" in out.stdout
+    (card,) = json.loads(run("drafter", "list", str(tmp_path), "--json").stdout)
+    assert (card["folder"], card["kind"]) == (str(folder), kind)
+    assert "mine" in run("drafter", "list", str(tmp_path)).stdout
     measured = run(
         "drafter", "eval", *common, "--drafter", str(folder), "--serve-limit", "4", "--out", str(report), "--figure",
         str(figure),

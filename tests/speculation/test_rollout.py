@@ -80,6 +80,10 @@ def test_no_answer_changes(stage: Stage, text_only: bool, tiny_gguf: Path, tmp_p
     while engine.busy:
         hear(engine.step())
     engine.check()
+    engine.step()
+    assert not rollout._ours
+    assert not rollout._seen
+    assert not rollout._shadow._seen
     for number, expected in zip(numbers, plain, strict=True):
         assert said[number] == {choice: one.tokens for choice, one in expected.items()}
     if stage == "all":

@@ -15,7 +15,8 @@ from slipstream.errors import UsageError
 if TYPE_CHECKING:
     from slipstream.training.trainer import Progress
 
-app = typer.Typer(help="Your own drafter: train, eval.", no_args_is_help=True)
+app = typer.Typer(help="Your own drafter: train, eval, deploy, watch, list.", no_args_is_help=True)
+TRAINING_CARD = "training-card.json"
 
 Model = Annotated[str, typer.Option("--model", help="The target.")]
 Traffic = Annotated[Path, typer.Option("--traffic", help="A traffic file, as serve --record writes.")]
@@ -196,6 +197,33 @@ def _table(report: dict[str, Any]) -> None:
         print("some answers were NOT those of plain decoding: please report this", file=sys.stderr)
     if report["leaks"]:
         print(f"drafts depend on tokens that are not known yet: {report['leaks']}", file=sys.stderr)
+
+
+@app.command("list")
+def list_(
+    folder: Annotated[Path, typer.Argument(help="Where drafters are, one folder each.")] = Path("drafters"),
+    json_output: JsonOption = False,
+) -> None:
+    """Drafters in a folder: for which target, trained on what, what is to be expected of them."""
+    cards = []
+    for path in sorted(folder.glob(f"*/{TRAINING_CARD}")):
+        try:
+            cards.append(json.loads(path.read_text()) | {"folder": str(path.parent)})
+        except ValueError:
+            print(f"{path} is damaged", file=sys.stderr)
+    if json_output:
+        print(json.dumps(cards))
+        return
+    if not cards:
+        raise UsageError(f"{folder}: no drafter with a {TRAINING_CARD} in it")
+    rows = [
+        (
+            Path(card["folder"]).name, card["kind"], Path(card["target"]).name, ", ".join(card["tags"]) or "(none)",
+            f"{card['tokens_seen'] / 1e6:.2f} M", f"{card['tau_estimate']:.2f}", card["date"],
+        )
+        for card in cards
+    ]  # fmt: skip
+    table(str(folder), rows, ("drafter", "kind", "target", "tags", "tokens seen", "tau", "date"))
 
 
 def _as_folder(path: Path) -> str:

@@ -116,6 +116,7 @@ class Rollout(Controller):
         self._both = Both(drafters, lambda answer: self._of(answer).neural, self._looked_at)
         self._ours: dict[int, tuple[Answer, Controller]] = {id(a): (a, present) for a in under_way}
         self._seen: dict[int, list[int]] = {id(answer): [0, 0] for answer in under_way}
+        self._ended: dict[int, Controller] = {}
         self._asking: dict[str, int] = {"present": 0, "candidate": 0}
 
     @property
@@ -149,6 +150,7 @@ class Rollout(Controller):
     def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
         """Each answer's own controller's."""
         self.present.dearness = self.candidate.dearness = self.dearness
+        self._ended.clear()
         offers: dict[int, Offer] = {}
         for name, controller in (("present", self.present), ("candidate", self.candidate)):
             mine = [answer for answer in eligible if self._of(answer) is controller]
@@ -173,10 +175,10 @@ class Rollout(Controller):
 
     def landed(self, answer: Answer, draft: Draft, held: Sequence[int], *, ended: bool) -> int:
         """A draft was verified."""
-        controller = self._of(answer)
+        controller = self._ended.get(id(answer)) or self._of(answer)
         tried = controller.landed(answer, draft, held, ended=ended)
-        if controller.neural is not None and draft.drafter == controller.neural.name:
-            seen = self._seen[id(answer)]
+        seen = self._seen.get(id(answer))
+        if seen is not None and controller.neural is not None and draft.drafter == controller.neural.name:
             seen[0] += 1
             seen[1] += len(held)
         return tried
@@ -197,11 +199,13 @@ class Rollout(Controller):
     def free(self, answer: Answer, *, learn: bool = True) -> None:
         """An answer has ended: that is when drafters are judged."""
         _, controller = self._ours.pop(id(answer), (answer, self.present))
+        self._ended[id(answer)] = controller  # its last draft is still to be judged
         rounds, accepted = self._seen.pop(id(answer), (0, 0))
         controller.free(answer, learn=learn)
         self.arms["candidate" if controller is self.candidate else "present"].add(rounds, accepted)
+        looked_at = self._shadow.end(answer)  # also of a stage that is over
         if self._shadowing:
-            self.arms["candidate"].add(*self._shadow.end(answer))
+            self.arms["candidate"].add(*looked_at)
         self._decide()
 
     def _decide(self) -> None:
