@@ -80,11 +80,12 @@ class Example:
     def measure(self, name: str, traffic: Path, own: Path, mixed: Path) -> dict[str, Any]:
         """Both drafters beside plain decoding, n-gram and suffix on answers that neither has learned from."""
         report = self.out / f"eval-{name}.json"
-        self.slipstream(
-            f"eval: {name}", "drafter", "eval", "--model", self.model, "--traffic", traffic, "--drafter", own,
-            "--against", mixed, "--everything", "--limit", self.sizes.limit, "--serve-limit", self.sizes.serve,
-            "--out", report, "--figure", self.out / f"eval-{name}.svg",
-        )  # fmt: skip
+        if not report.exists():
+            self.slipstream(
+                f"eval: {name}", "drafter", "eval", "--model", self.model, "--traffic", traffic, "--drafter", own,
+                "--against", mixed, "--everything", "--limit", self.sizes.limit, "--serve-limit", self.sizes.serve,
+                "--out", report, "--figure", self.out / f"eval-{name}.svg",
+            )  # fmt: skip
         return dict(json.loads(report.read_text()))
 
     def run(self) -> dict[str, Any]:

@@ -47,3 +47,4 @@ def test_from_prompts_to_figures(smollm: Path, tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert again.returncode == 0, again.stderr[-3000:]
     assert "training: own" not in again.stdout
+    assert "eval: " not in again.stdout

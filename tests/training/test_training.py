@@ -53,12 +53,26 @@ def trained(target: Path, traffic: Path, folder: Path, **changes: Any) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout"), [("eagle3", "eagle3"), ("eagle3", "speculators"), ("dspark", "speculators")]
-)
+    ("kind", "layout", "vocabulary"),
+    [
+        ("eagle3", "eagle3", None),
+        ("eagle3", "speculators", None),
+        ("dspark", "speculators", None),
+        ("dspark", "deepspec", 0),
+    ],
+)  # fmt: skip
 def test_it_learns_and_what_it_wrote_drafts(
-    kind: str, layout: Any, tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path
+    kind: str,
+    layout: Any,
+    vocabulary: int | None,
+    tiny_gguf: Path,
+    tiny_traffic: Path,
+    tiny_records: list[Record],
+    tmp_path: Path,
 ) -> None:
-    card = trained(tiny_gguf, tiny_traffic, tmp_path / "d", kind=kind, layout=layout, rounds=30)
+    card = trained(
+        tiny_gguf, tiny_traffic, tmp_path / "d", kind=kind, layout=layout, rounds=30, draft_vocabulary=vocabulary
+    )
     curve = card["curve"]
     assert curve["tau"][-1] > curve["tau"][0] + 0.15
     assert curve["loss"][-1] < curve["loss"][1]

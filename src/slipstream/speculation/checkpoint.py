@@ -45,7 +45,7 @@ def layer_ids(fields: Fields, key: str, layers: int) -> tuple[int, ...] | None:
     values = fields.get(key)
     if values is None:
         return None
-    if not isinstance(values, list) or not values or len(values) > layers + 1:
+    if not isinstance(values, list) or not values or len(values) > layers + 2:
         raise fields.fail(key, "is not a list of layers")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= layers:

@@ -18,6 +18,7 @@ from slipstream.speculation import Ask, Controller, Counts, Drafter
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training.dataset import Example
 from slipstream.training.features import FeatureSource
+from slipstream.training.records import sampled_with
 from slipstream.training.replay import Replayed, begin, interval, replay, tau
 
 CONTEXT = 256
@@ -159,7 +160,7 @@ def served_in_turns(
     identical = True
     for number, example in enumerate(examples):
         start, stop = example.spans[-1]
-        settings: dict[str, Any] = {"temperature": 0.0, **dict(example.settings)}
+        settings = {"temperature": 0.0, **sampled_with(dict(example.settings))}
         params = SamplingParams(**settings, max_tokens=max(stop - start, 2), seed=number)
         answers = {}
         turn = number % len(contenders)

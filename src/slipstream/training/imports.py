@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from slipstream.engine import Engine, Model
 from slipstream.engine.cost import cost_model
@@ -17,7 +16,7 @@ from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.text.template import hash_of
 from slipstream.training.logs import Exchange
-from slipstream.training.records import Record, settings_of
+from slipstream.training.records import Record, sampled_with, settings_of
 from slipstream.training.store import TrafficStore, Which
 
 STREAMS = 64
@@ -122,11 +121,8 @@ class Importer:
             if prompt is None:
                 continue
             longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
-            settings: dict[str, Any] = dict(item.settings)
-            if "top_k" in settings:
-                settings["top_k"] = int(settings["top_k"])
             try:
-                chosen = replace(params, **settings, max_tokens=longest)
+                chosen = replace(params, **sampled_with(item.settings), max_tokens=longest)
             except UsageError as error:
                 done.refuse(str(error))
                 continue

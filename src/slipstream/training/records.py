@@ -70,6 +70,11 @@ def settings_of(params: SamplingParams) -> dict[str, float]:
     return {name: value for name in SETTINGS if (value := getattr(params, name)) != getattr(plain, name)}
 
 
+def sampled_with(settings: Mapping[str, float]) -> dict[str, Any]:
+    """Kept settings as fields of SamplingParams."""
+    return {name: int(value) if name == "top_k" else value for name, value in settings.items()}
+
+
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as compressed little-endian 32-bit numbers."""
     return zlib.compress(np.asarray(tokens, "<u4").tobytes(), 1)
