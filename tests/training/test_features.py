@@ -52,6 +52,24 @@ def test_they_are_those_of_serving(tiny_gguf: Path, tmp_path: Path) -> None:
                 assert np.array_equal(served[request, position], found[request][position])
 
 
+def test_a_beginning_that_many_share_is_computed_once(tiny_gguf: Path) -> None:
+    """The same bits, fewer rows; in a second call nothing of it is computed at all."""
+    rng = np.random.default_rng(0)
+    system = rng.integers(0, 256, 40).tolist()
+    wanted = [[*system, *rng.integers(0, 256, n).tolist()] for n in (3, 30, 70, 9, 25, 1)]
+    wanted += [rng.integers(0, 256, n).tolist() for n in (5, 50)]
+    options = LoadOptions(max_rows=48, threads=1, sequences=3, max_len=160, taps=(0, 2))
+    model = load_model(str(tiny_gguf), options)
+    sharing, alone = FeatureSource(model, (0, 2)), FeatureSource(load_model(str(tiny_gguf), options), (0, 2))
+    apart = [alone.compute([tokens])[0] for tokens in wanted]
+    for _ in range(2):
+        before = sharing.computed
+        found = sharing.compute(wanted)
+        assert all(np.array_equal(a, b) for a, b in zip(found, apart, strict=True))
+    assert sharing.computed - before == sum(map(len, wanted)) - 6 * 32
+    assert before == sharing.computed - before + 32
+
+
 def test_a_sequence_that_is_too_long_is_refused(tiny_gguf: Path) -> None:
     source = FeatureSource(load_model(str(tiny_gguf), LoadOptions(max_len=32, threads=1, taps=(0, 2))), (0, 2))
     assert source.compute([]) == []
