@@ -57,9 +57,9 @@ class Example:
         subprocess.run(command, check=True)
         self.seconds[step] = time.monotonic() - begun
 
-    def traffic(self, name: str, tokens: int, system: str = "") -> Path:
-        """Answers of the target to a file's prompts."""
-        file = self.out / f"{name}.db"
+    def traffic(self, name: str, tokens: int, system: str = "", into: str = "") -> Path:
+        """Answers of the target to a file's prompts; `into` another one's traffic, after what is there."""
+        file = self.out / f"{into or name}.db"
         self.slipstream(
             f"answers: {name}", "traffic", "import", self.data / f"{name}.jsonl", file, "--model", self.model,
             "--regenerate", "--tag", name, "--system", system, "--max-tokens", self.sizes.max_tokens, "--most-tokens",
@@ -77,13 +77,13 @@ class Example:
             )  # fmt: skip
         return folder
 
-    def measure(self, name: str, traffic: Path, own: Path, mixed: Path) -> dict[str, Any]:
+    def measure(self, name: str, traffic: Path, own: Path, mixed: Path, *which: str) -> dict[str, Any]:
         """Both drafters beside plain decoding, n-gram and suffix on answers that neither has learned from."""
         report = self.out / f"eval-{name}.json"
         if not report.exists():
             self.slipstream(
                 f"eval: {name}", "drafter", "eval", "--model", self.model, "--traffic", traffic, "--drafter", own,
-                "--against", mixed, "--everything", "--limit", self.sizes.limit, "--serve-limit", self.sizes.serve,
+                "--against", mixed, *which, "--limit", self.sizes.limit, "--serve-limit", self.sizes.serve,
                 "--out", report, "--figure", self.out / f"eval-{name}.svg",
             )  # fmt: skip
         return dict(json.loads(report.read_text()))
@@ -95,10 +95,11 @@ class Example:
         mixture = self.traffic("mixed", sizes.mixed_tokens)
         own = self.train("own", maths, "--generic", mixture)
         mixed = self.train("generic", mixture)
-        held_out = {"maths-later": self.traffic("maths-later", sizes.later_tokens, SYSTEM)}
+        later = self.traffic("maths-later", sizes.own_tokens + sizes.later_tokens, SYSTEM, "maths")
+        reports = {"maths-later": self.measure("maths-later", later, own, mixed, "--tag", "maths-later")}
         for prompts in sorted(self.data.glob("foreign-*.jsonl")):
-            held_out[prompts.stem] = self.traffic(prompts.stem, sizes.later_tokens // 2)
-        reports = {name: self.measure(name, traffic, own, mixed) for name, traffic in held_out.items()}
+            traffic = self.traffic(prompts.stem, sizes.later_tokens // 2)
+            reports[prompts.stem] = self.measure(prompts.stem, traffic, own, mixed, "--everything")
         return {"seconds": self.seconds, "reports": reports}
 
 

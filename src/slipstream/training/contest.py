@@ -41,12 +41,12 @@ class HeldOut:
     since: float | None
 
     def examples(self, target: str, max_len: int) -> tuple[list[Example], list[Example]]:
-        """(before, after), in order of time. Raises UsageError if nothing is held out."""
+        """(before, after), in order of time; before are those of all tags. Raises UsageError if nothing is held out."""
         with TrafficStore(self.traffic, create=False) as store:
             after, left_out = examples_of(store.records(Which(tag=self.tag, since=self.since)), target, max_len)
             before: list[Example] = []
             if self.since is not None:
-                before, _ = examples_of(store.records(Which(tag=self.tag, before=self.since)), target, max_len)
+                before, _ = examples_of(store.records(Which(before=self.since)), target, max_len)
         if not after:
             others = left_out["another target's"]
             raise UsageError(
