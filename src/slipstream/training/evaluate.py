@@ -268,8 +268,7 @@ def _draft_at(
 ) -> tuple[int, ...]:
     """The draft after token `place` - 1, made while the target's features were computed for all tokens."""
     (taps,) = source.compute([tokens])
-    answer, computed = begin(Example(tuple(tokens), ((place - 1, len(tokens)),)), 0, 0, taps, drafter, draft_len)
-    drafter.commit([computed])
+    answer = begin(Example(tuple(tokens), ((place - 1, len(tokens)),)), 0, 0, taps, drafter, draft_len)
     (draft,) = drafter.propose([Ask(answer, draft_len, 0.0, lambda draft_class: 1.0)])
     drafter.free(answer)
     return draft.tokens if draft is not None else ()

@@ -93,14 +93,12 @@ def _together(
     drafter: Drafter, examples: Sequence[Example], draft_len: int, source: FeatureSource | None, worth: float
 ) -> list[Replayed]:
     taps = source.compute([example.tokens for example in examples]) if source is not None and examples else None
-    lanes, computed, block = [], [], 0
+    lanes, block = [], 0
     for number, example in enumerate(examples):
         mine = None if taps is None else taps[number]
-        answer, first = begin(example, number, block, mine, drafter, draft_len)
+        answer = begin(example, number, block, mine, drafter, draft_len)
         block += len(answer.blocks)
-        computed.append(first)
         lanes.append(_Lane(example, answer, example.spans[-1][1], mine, Replayed(example.tag)))
-    drafter.commit(computed)
     going = [lane for lane in lanes if len(lane.answer.tokens) < lane.stop]
     while going:
         drafts = _drafts(drafter, going, draft_len, worth)
@@ -118,17 +116,20 @@ def begin(
     taps: npt.NDArray[np.float32] | None,
     drafter: Drafter,
     draft_len: int,
-) -> tuple[Answer, Computed]:
-    """The last answer of an example when its first token is known, in blocks from `block` on; and what the target has
-    computed by then.
+) -> Answer:
+    """The last answer of an example when its first token is known, in blocks from `block` on.
+
+    As in serving, the drafter hears of the prompt before that token is known.
     """
     start = example.spans[-1][0]
     needs = -(-(len(example.tokens) + drafter.scratch(draft_len) + 1) // BLOCK_SLOTS)
     answer = Answer(
-        number, 0, list(example.tokens[: start + 1]), start, SamplingParams(temperature=0.0), 0, frozenset(),
+        number, 0, list(example.tokens[:start]), start, SamplingParams(temperature=0.0), 0, frozenset(),
         len(example.tokens), _NAMESPACE, list(range(block, block + needs)), start, tenant=example.key, tag=example.tag,
     )  # fmt: skip
-    return answer, Computed(answer, 0, start, None if taps is None else taps[:start])
+    drafter.commit([Computed(answer, 0, start, None if taps is None else taps[:start])])
+    answer.tokens.append(example.tokens[start])
+    return answer
 
 
 def _drafts(drafter: Drafter, going: Sequence[_Lane], draft_len: int, worth: float) -> list[Draft | None]:
