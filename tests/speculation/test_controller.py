@@ -15,6 +15,7 @@ from slipstream.scheduling import Sequence as Answer
 from slipstream.scheduling.drafts import Prices, allot
 from slipstream.speculation import Ask, Controller, Drafter
 from slipstream.speculation.card import Card
+from slipstream.speculation.chains import PassClock
 from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE
 
 # 10 ms a step, 0.7 ms for each row more.
@@ -200,3 +201,19 @@ def test_dearness_follows_what_verifying_costs() -> None:
     controller.verified(5.0, 1e-3)
     assert controller.dearness < 2.3, "one disturbed step moves little"
     controller.verified(1.0, 0.0)
+
+
+def test_a_price_of_a_bad_moment_does_not_last() -> None:
+    """Passes that were measured while something else ran are not run at that price, and so never measured again."""
+    clock = PassClock()
+    clock.observe(1, 4e-3)
+    for _ in range(8):
+        clock.doubt()
+    assert clock.seconds(1) < 2e-3
+    clock.observe(1, 1e-3)
+    assert clock.seconds(1) == pytest.approx(1e-3)
+    clock.observe(1, 2e-3)
+    assert clock.seconds(1) == pytest.approx(1.1e-3)
+    empty = PassClock()
+    empty.doubt()
+    assert empty.seconds(1) == 0.0

@@ -10,6 +10,9 @@ from slipstream.speculation.drafter import Ask
 SETTLING = 0.1
 """Share of what a pass took that goes into what passes are taken to take."""
 
+DOUBT = 0.9
+"""What is left of a price at which a pass was declined."""
+
 
 class Chains:
     """Drafts under construction, one for each ask."""
@@ -44,11 +47,23 @@ class PassClock:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._doubted: set[int] = set()
 
     def observe(self, answers: int, seconds: float) -> None:
         """A pass has run."""
         bucket = 1 << (answers - 1).bit_length()
+        if bucket in self._doubted:
+            self._doubted.discard(bucket)
+            self._seconds[bucket] = seconds
         self._seconds[bucket] = (1 - SETTLING) * self._seconds.get(bucket, seconds) + SETTLING * seconds
+
+    def doubt(self) -> None:
+        """Nobody wanted a pass at this price: it may be that of a bad moment, and is only put right by running one.
+
+        It falls a little each time, until a pass is run; what that takes is believed at once.
+        """
+        self._seconds = {bucket: DOUBT * seconds for bucket, seconds in self._seconds.items()}
+        self._doubted.update(self._seconds)
 
     def seconds(self, answers: int) -> float:
         """What a pass takes; for numbers that did not occur what the nearest takes, and 0 before the first pass."""

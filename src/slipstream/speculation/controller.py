@@ -106,6 +106,8 @@ class Controller:
                 prices = prices or _Prices(cost, eligible, self.dearness, self.neural)
                 gain = prices.gain(offer)
                 if drafter.neural and gain <= 0.0:
+                    if self._track(answer).trial:  # whatever it might bring, its passes are too dear
+                        drafter.doubt()
                     self._pause(answer)
                 elif draft is not None and gain <= 0.0 and self._tries_again(answer):
                     offer = Offer(survival([drafter.prior(c) for c in draft.classes[:TEXT_TRIAL]]))

@@ -115,6 +115,9 @@ class Drafter(ABC):
         """Seconds of one pass that drafts a token for each of so many answers."""
         return 0.0
 
+    def doubt(self) -> None:  # noqa: B027
+        """A draft was declined for its price, which may be that of a bad moment."""
+
     def setup_seconds(self, answer: Answer) -> float:
         """Seconds until drafting an answer can begin."""
         return 0.0

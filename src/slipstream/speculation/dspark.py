@@ -140,3 +140,7 @@ class DSparkDrafter(TappedDrafter):
     def pass_seconds(self, answers: int) -> float:
         """As measured lately."""
         return self._clock.seconds(answers)
+
+    def doubt(self) -> None:
+        """A pass is priced a little lower, until one is run again."""
+        self._clock.doubt()

@@ -144,6 +144,10 @@ class Eagle3Drafter(TappedDrafter):
         """As measured lately."""
         return self._clock.seconds(answers)
 
+    def doubt(self) -> None:
+        """A pass is priced a little lower, until one is run again."""
+        self._clock.doubt()
+
     def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
         super().free(answer)

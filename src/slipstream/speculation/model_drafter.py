@@ -117,6 +117,10 @@ class ModelDrafter(Drafter):
         """As measured lately."""
         return self._clock.seconds(answers)
 
+    def doubt(self) -> None:
+        """A pass is priced a little lower, until one is run again."""
+        self._clock.doubt()
+
     def setup_seconds(self, answer: Answer) -> float:
         """Computing what it has not seen."""
         return max(0, len(answer.tokens) - 1 - answer.drafted) * self._row
