@@ -171,10 +171,10 @@ def _table(report: dict[str, Any]) -> None:
     rows = []
     for name, entry in report["served"]["contenders"].items():
         replayed = report["replayed"].get(name, {}).get("", {})
-        low, high = replayed.get("interval", (1.0, 1.0))
+        tau = "{:.2f} ({:.2f}-{:.2f})".format(replayed["tau"], *replayed["interval"]) if replayed else ""
         rows.append(
             (
-                name, f"{replayed.get('tau', 1.0):.2f} ({low:.2f}-{high:.2f})",
+                name, tau,
                 " ".join(f"{a:.2f}" for a in replayed.get("acceptance_by_position", [])[:5]), f"{entry['tok_s']:.0f}",
                 f"{entry['speedup']:.2f} ({entry['speedup_interval'][0]:.2f}-{entry['speedup_interval'][1]:.2f})",
                 f"{entry['speedup_predicted']:.2f}",
