@@ -46,8 +46,9 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path
     found = json.loads(report.read_text())
     assert found["replayed"].keys() == {"n-gram", "suffix", "mine"}
     assert found["served"]["contenders"].keys() == {"plain", "n-gram", "suffix", "mine", "mine, 5 always"}
-    # The tiny target is so fast that the planner may refuse all drafts: there is nothing to compare then.
-    assert found["teacher_forced_against_served"].keys() == {"replayed", "served", "apart"}
+    compared = found["teacher_forced_against_served"]
+    assert len(compared["served"]) > 1, "drafts were made at every step, whatever they cost"
+    assert compared["replayed"] == pytest.approx(compared["served"], abs=0.02)
     assert found["served"]["identical"]
     assert found["leaks"] == []
     assert found["held_out"]["answers"] == 6
@@ -103,5 +104,15 @@ def test_deploy_and_watch(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -
             str(tmp_path / "more"),
         )  # fmt: skip
         assert renewed.returncode == 0, renewed.stderr
+        (card,) = (tmp_path / "more").glob("*/training-card.json")
+        assert (card.parent / "eval.json").exists()
+        again = run(
+            "drafter", "watch", *common, *at, "--once", "--auto", "--least-tokens", "1", "--out",
+            str(tmp_path / "more"), "--json",
+        )  # fmt: skip
+        assert json.loads(again.stdout)["new_tokens"] == 0, "nothing has come since that one was trained"
+        assert len(list((tmp_path / "more").iterdir())) == 1
+        shown = run("drafter", "deploy", *at, "--json")
+        assert json.loads(shown.stdout)["rollout"]["outcome"] is not None, "looking changes nothing"
     finally:
         stop(server)

@@ -51,11 +51,35 @@ def complete(server: Server, seed: int) -> str:
     return answer.json()["choices"][0]["text"]
 
 
+def wait_until_well(server: Server) -> None:
+    """And until it was asked what it does."""
+    deadline = time.monotonic() + 30
+    with server.client() as client:
+        while client.get("/health").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    time.sleep(1.5)
+
+
 def test_who_may(server: Server) -> None:
     assert admin(server, key=USER)[0] == 403
     assert admin(server, key="sk-nobody-at-all")[0] == 401
     status, report = admin(server)
     assert (status, report["rollout"]) == (200, None)
+
+
+def test_a_web_page_is_not_taken_for_its_user(tiny_gguf: Path) -> None:
+    """Without keys whoever is on this machine may: a page in his browser, a proxy, or another name for it may not."""
+    running = start(tiny_gguf, "--kv-cache-gb", "0.02", "--max-model-len", "256")
+    try:
+        with running.client() as client:
+            for headers, status in (
+                ({}, 200), ({"Origin": "http://evil.example"}, 403), ({"X-Forwarded-For": "1.2.3.4"}, 403),
+                ({"Host": "evil.example"}, 403), ({"Host": "localhost:80"}, 200),
+            ):  # fmt: skip
+                assert client.get("/admin/drafter", headers=headers).status_code == status, headers
+    finally:
+        stop(running)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +145,38 @@ def test_an_engine_that_is_started_again_has_its_drafter(server: Server, tmp_pat
         time.sleep(0.1)
     assert rollout["stage"] == "all"
     assert admin(server, {"stage": "back"})[0] == 200
+
+
+def test_an_engine_that_ends_again_and_again_loses_its_drafter(server: Server, tmp_path: Path) -> None:
+    folder = eagle3_folder(tmp_path / "drafter")
+    assert admin(server, {"stage": "all", "drafter": str(folder)})[0] == 200
+    deadline = time.monotonic() + 60
+    for _ in range(2):
+        while (rollout := admin(server)[1]["rollout"]) is None or rollout["outcome"] is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        while admin(server)[1]["rollout"] is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    wait_until_well(server)
+    assert admin(server)[1]["rollout"] is None
+    assert complete(server, 1)
+
+
+def test_a_drafter_that_was_taken_back_stays_back(server: Server, tmp_path: Path) -> None:
+    """Also when the engine is started again."""
+    folder = eagle3_folder(tmp_path / "drafter")
+    assert admin(server, {"stage": "all", "drafter": str(folder)})[0] == 200
+    assert admin(server, {"stage": "back"})[0] == 200
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while admin(server)[1]["rollout"] is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    wait_until_well(server)
+    assert complete(server, 1)
+    assert admin(server)[1]["rollout"] is None
 
 
 def test_a_damaged_folder_leaves_the_server_as_it_was(server: Server, tmp_path: Path) -> None:

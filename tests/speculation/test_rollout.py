@@ -11,9 +11,12 @@ import pytest
 from slipstream.engine import Engine, LoadOptions, Model
 from slipstream.engine.drafters import Speculative, load_candidate, load_speculative
 from slipstream.program import Draft
+from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Controller, Drafter, SuffixDrafter
 from slipstream.speculation.card import Card
 from slipstream.speculation.rollout import Arm, Rollout, Stage
+from slipstream.speculation.shadow import DRAFT
+from slipstream.speculation.statistics import Counts
 from tests.speculation.folders import eagle3_folder
 from tests.speculation.test_identity import answers, requests_of
 from tests.speculation.test_state import SLOW
@@ -89,6 +92,9 @@ def test_no_answer_changes(stage: Stage, text_only: bool, tiny_gguf: Path, tmp_p
     if stage == "all":
         assert any(name == "eagle3" for name, _ in rollout.candidate.counts())
         assert rollout.arms["candidate"].rounds > 0
+    if stage == "canary":
+        assert {len(rollout.arms[name].answers) > 0 for name in rollout.arms} == {True} or text_only
+        assert rollout.arms["candidate"].rounds > 0
     if stage == "shadow":
         assert not rollout.candidate.counts()
         assert rollout.arms["candidate"].rounds > 0
@@ -154,9 +160,119 @@ def test_the_lower_bound_holds() -> None:
         for _ in range(60):
             easy = rng.choice([0.3, 0.7])  # answers differ from one another more than chance alone makes them
             accepted = [sum(1 for _ in iter(lambda e=easy: rng.random() < e, False)) for _ in range(20)]
-            arm.add(len(accepted), sum(accepted))
-        misses += arm.lower > 1 + (0.3 / 0.7 + 0.7 / 0.3) / 2
+            counts = Counts()
+            for count in accepted:
+                counts.add(DRAFT, min(count, DRAFT), min(count + 1, DRAFT))
+            arm.add(counts.tries, counts.hits)
+        misses += arm.lower > 1 + sum(0.3**k + 0.7**k for k in range(1, DRAFT + 1)) / 2
     assert 4 <= misses <= 40
+
+
+def test_drafts_of_any_length_are_compared() -> None:
+    """The planner asks the surer drafter for more: that alone makes nobody better."""
+    rng, arms = random.Random(1), {}
+    for most in (2, 4, 8):
+        arms[most] = Arm(str(most))
+        for _ in range(300):
+            counts = Counts()
+            for _ in range(10):
+                accepted = next((n for n in range(most) if rng.random() > 0.7), most)
+                counts.add(most, accepted, min(accepted + 1, most))
+            arms[most].add(counts.tries, counts.hits)
+    taus = [arm.tau for arm in arms.values()]
+    assert max(taus) - min(taus) < 0.15
+    assert abs(taus[0] - (1 + sum(0.7**k for k in range(1, DRAFT + 1)))) < 0.15
+
+
+@pytest.mark.parametrize("stage", ["shadow", "canary", "all"])
+def test_a_beginning_that_is_cached_keeps_no_candidate_away(stage: Stage, tiny_gguf: Path, tmp_path: Path) -> None:
+    """Chats begin alike, and what was computed of that before the candidate came lacks its state."""
+    from slipstream.program.sampling import SamplingParams
+
+    model, present = loaded(tiny_gguf, tmp_path / "old")
+    candidate = load_candidate(eagle3_folder(tmp_path / "new"), model)
+    rollout = Rollout(present, candidate.drafter, Card(), stage, 1.0, auto=False)
+    engine = Engine(candidate.model, SLOW, controller=present, ahead=False)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = [[*(7 + n % 90 for n in range(100)), n, n + 1, n + 2] for n in range(8)]
+
+    def said() -> list[list[int]]:
+        return [[t for c in engine.run(engine.add(prompt, params)) for t in c.token_ids] for prompt in prompts]
+
+    before, asked, ready = said(), dict[int, bool](), candidate.drafter.ready
+
+    def noted(answer: Answer) -> bool:
+        return asked.setdefault(answer.request, ready(answer))
+
+    candidate.drafter.ready = noted  # type: ignore[method-assign]
+    engine.roll_out(rollout, candidate.model)
+    assert said() == before
+    assert said() == before
+    engine.check()
+    assert asked == dict.fromkeys(range(8, 24), True)
+    if stage != "shadow":
+        assert engine.timings[23].cached_tokens >= 64, "and share what they begin with among themselves"
+
+
+@pytest.mark.parametrize(("chance", "ends"), [(0.0, True), (0.9, False)])
+def test_what_brings_nothing_is_taken_back_where_text_alone_drafts(
+    chance: float, ends: bool, tiny_gguf: Path, tmp_path: Path
+) -> None:
+    from slipstream.engine import load_model
+    from slipstream.program.sampling import SamplingParams
+
+    model = load_model(str(tiny_gguf), OPTIONS)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    bare, said = Engine(model, ahead=False), {}
+    for prompt in prompts(140):
+        said[tuple(prompt)] = [token for chunk in bare.run(bare.add(prompt, params)) for token in chunk.token_ids]
+    candidate = load_candidate(eagle3_folder(tmp_path / "new"), model)
+    oracle(candidate.drafter, said, chance)
+    rollout = Rollout(Controller([]), candidate.drafter, Card(), "shadow", 1.0, auto=False)
+    served(candidate.model, rollout, 60, said)
+    assert rollout.arms["candidate"].enough
+    assert (rollout.outcome is not None) is ends
+
+
+def test_an_unproven_candidate_makes_room_for_the_next(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Deployed while another one looks on or drafts for some, the new one is beside the proven drafter."""
+    from slipstream.engine.deployment import Deployment
+    from slipstream.engine.messages import Deploy
+
+    model, present = loaded(tiny_gguf, tmp_path / "old")
+    wanted = requests_of(random.Random(3), 24, 40)
+    plain = answers(Engine(model, prefix_cache=False), wanted)
+    engine = Engine(model, SLOW, controller=present, ahead=False)
+    deployment = Deployment(engine, "coupled")
+    said: dict[int, dict[int, list[int]]] = {}
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for chunk in engine.step():
+                said.setdefault(chunk.request, {}).setdefault(chunk.choice, []).extend(chunk.token_ids)
+
+    def roll(number: int, stage: str) -> Rollout:
+        folder = str(eagle3_folder(tmp_path / f"new-{number}"))
+        assert deployment.begin(Deploy(number, folder, stage, 0.5, False)) is None
+        while (done := deployment.settle()) is None:
+            steps(1)
+        assert not done.problem
+        assert deployment.rollout is not None
+        return deployment.rollout
+
+    for place, (stage, proven) in enumerate((("shadow", True), ("canary", True), ("all", True), ("all", False))):
+        before = deployment.rollout
+        for prompt, params in wanted[place * 6 : place * 6 + 6]:
+            engine.add(prompt, params)
+        steps(5)
+        rollout = roll(place, stage)
+        assert rollout.present is (present if proven else before.candidate if before is not None else None)
+        steps(4)
+    while engine.busy:
+        steps(1)
+    engine.check()
+    for number, expected in enumerate(plain):
+        assert said[number] == {choice: one.tokens for choice, one in expected.items()}
 
 
 def test_an_ask_needs_a_drafter(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -37,7 +37,15 @@ def tiny_records(tiny_gguf: Path, tiny_fingerprint: str) -> list[Record]:
         span = (len(prompt), len(prompt) + len(tokens))
         records.append(
             Record(
-                (*prompt, *tokens), (span,), tiny_fingerprint, "", f"tag{number % 2}", "", 1000.0 + number, str(number)
+                (*prompt, *tokens),
+                (span,),
+                tiny_fingerprint,
+                "",
+                f"tag{number % 2}",
+                "",
+                1000.0 + number,
+                str(number),
+                {"temperature": 0.0},
             )
         )
     return records
@@ -46,6 +54,6 @@ def tiny_records(tiny_gguf: Path, tiny_fingerprint: str) -> list[Record]:
 @pytest.fixture(scope="session")
 def tiny_traffic(tiny_records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("traffic") / "tiny.db"
-    with TrafficStore(path, most_days=1e6) as store:
+    with TrafficStore(path) as store:
         store.add(tiny_records)
     return path

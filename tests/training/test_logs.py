@@ -56,6 +56,26 @@ def test_shapes(tmp_path: Path) -> None:
     assert list(read_log(tmp_path / "log.jsonl.gz")) == list(read_log(file))
 
 
+def test_a_request_that_failed_is_one_without_an_answer(tmp_path: Path) -> None:
+    """One of a thousand lines that says so must not end the import."""
+    body = {"messages": CHAT}
+    failed = [
+        {"status_code": 500, "body": {"error": {"message": "x"}}}, {"status_code": 200, "body": {"choices": []}},
+        {"error": "x"},
+    ]  # fmt: skip
+    found = read(tmp_path / "log.jsonl", *({"body": body, "response": response} for response in failed))
+    assert [(e.answer, len(e.messages)) for e in found] == [(None, 2)] * 3
+
+
+def test_dates_and_damage(tmp_path: Path) -> None:
+    rows = [{"messages": CHAT, "time": when} for when in ("1970-01-01T00:01:00+00:00", "yesterday", 5, None)]
+    assert [e.time for e in read(tmp_path / "log.jsonl", *rows)] == [60.0, 0.0, 5.0, 0.0]
+    whole = gzip.compress(b"\n".join([json.dumps(rows[0]).encode()] * 999), mtime=0)
+    (tmp_path / "log.jsonl.gz").write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
+    with pytest.raises(LogError):
+        list(read_log(tmp_path / "log.jsonl.gz"))
+
+
 def test_every_answer_of_a_conversation_counts(tmp_path: Path) -> None:
     turns = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]
     found = read(tmp_path / "log.jsonl", {"messages": turns})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,43 @@ def test_a_broken_redaction_keeps_nothing_and_says_nothing_secret(
     assert "secret" not in caplog.text
     with TrafficStore(tmp_path / "t.db") as store:
         assert len(store) == 0
+
+
+@pytest.mark.parametrize("kind", ["yes", "table"])
+def test_a_redaction_that_returns_no_record_stops_recording(kind: str, tmp_path: Path) -> None:
+    recorder = Recorder(RecordOptions(tmp_path / "t.db", redact=f"tests.training.test_recorder:{kind}"))
+    recorder.record(record(1))
+    recorder.close()
+    assert recorder.failure is not None
+    assert "not a Record" in recorder.failure
+
+
+def yes(found: Record) -> object:
+    return True
+
+
+def table(found: Record) -> object:
+    return {"tokens": found.tokens}
+
+
+def test_another_writer_does_not_end_recording(tmp_path: Path) -> None:
+    recorder = Recorder(RecordOptions(tmp_path / "t.db"))
+    recorder._store._db.execute("PRAGMA busy_timeout = 20")
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        recorder.record(record(1))
+        time.sleep(0.3)
+        assert recorder.failure is None
+        other.rollback()
+    recorder.close()
+    assert (recorder.written, recorder.failure) == (1, None)
+
+
+def test_a_key_can_rule_recording_out() -> None:
+    for text in ("b.db", "b.db,asked"):
+        options = RecordOptions.parse(text)
+        assert not any(options.wants(header, False) for header in (None, "", "on", "1", "off", "whatever"))
+        assert [options.wants(header, True) for header in ("no", "never", "on")] == [False, False, True]
 
 
 def test_a_full_disk_stops_recording_and_nothing_else(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.training.records import Record, RecordError, pack_tokens, spans_of, unpack_tokens
-from slipstream.training.store import StoreError, TrafficStore, Which
+from slipstream.training.store import StoreBusyError, StoreError, TrafficStore, Which
 
 BASE = time.time() - 5000
 
@@ -71,6 +71,48 @@ def test_size_and_age_are_bounded(tmp_path: Path) -> None:
     with TrafficStore(tmp_path / "t.db", most_days=1 / 24) as store:
         store.add([record(1, time=time.time() - 7200), record(2, time=time.time())])
         assert all(r.time > time.time() - 3700 for r in store.records())
+
+
+def test_without_bounds_nothing_goes(tmp_path: Path) -> None:
+    """An import of old answers, into a file that a server keeps larger, deletes none."""
+    with TrafficStore(tmp_path / "t.db") as store:
+        store.add([record(n, time=1000.0 + n) for n in range(50)])
+        assert len(store) == 50
+
+
+def test_the_newest(tmp_path: Path) -> None:
+    records = [record(n) for n in range(40)]
+    with TrafficStore(tmp_path / "t.db") as store:
+        store.add(records)
+        assert list(store.records(newest=7)) == records[-7:]
+        assert list(store.records(newest=70)) == records
+        assert list(store.records(Which(tag="tag1"), newest=3)) == [r for r in records if r.tag == "tag1"][-3:]
+        assert list(store.steps(Which(), 3)) == [(r.tag, r.steps) for r in records[-3:]]
+        assert store.has(records[3])
+        assert not store.has(record(3, tokens=(1, 2, 3, 9, 9)))
+        assert store.answered("r3", "t", (1, 2, 3))
+        assert not store.answered("r3", "t", (1, 2, 4))
+
+
+def test_a_file_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    """Opening writes nothing, so a full disk is no reason not to look."""
+    with TrafficStore(tmp_path / "t.db") as store:
+        store.add([record(1)])
+    with TrafficStore(tmp_path / "t.db", create=False) as store:
+        store._db.execute("PRAGMA query_only = ON")
+        store._open()
+        assert len(store) == 1
+
+
+def test_another_writer_is_waited_for(tmp_path: Path) -> None:
+    with TrafficStore(tmp_path / "t.db") as store, contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as other:
+        store._db.execute("PRAGMA busy_timeout = 50")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusyError):
+            store.add([record(1)])
+        other.rollback()
+        store.add([record(1)])
+        assert len(store) == 1
 
 
 def test_a_killed_writer_loses_at_most_the_last_batch(tmp_path: Path) -> None:

@@ -8,25 +8,26 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from slipstream.errors import SlipstreamError
 from slipstream.training.drift import drift
 from slipstream.training.idle import run_when_idle
-from slipstream.training.records import Record
+from slipstream.training.remote import Server
 
 
-def served(number: int, tag: str, chance: float, rng: random.Random) -> Record:
+def served(tag: str, chance: float, rng: random.Random) -> tuple[str, list[int]]:
     """An answer whose steps brought two tokens with a chance."""
-    steps = [1] + [2 if rng.random() < chance else 1 for _ in range(40)]
-    count = sum(steps)
-    return Record((1, 2, *range(3, 3 + count)), ((2, 2 + count),), tag=tag, time=float(number), steps=tuple(steps))
+    return tag, [1] + [2 if rng.random() < chance else 1 for _ in range(40)]
 
 
 def test_drift_is_seen_where_it_is() -> None:
     rng = random.Random(0)
     records = []
     for number in range(600):
-        records.append(served(number, "steady", 0.6, rng))
-        records.append(served(number, "changed", 0.6 if number < 480 else 0.35, rng))
-    records += [served(number, "rare", 0.5, rng) for number in range(12)]
+        records.append(served("steady", 0.6, rng))
+        records.append(served("changed", 0.6 if number < 480 else 0.35, rng))
+    records += [served("rare", 0.5, rng) for number in range(12)]
     found = {one.tag: one for one in drift(records)}
     assert found.keys() == {"steady", "changed"}
     assert found["changed"].drifted
@@ -36,7 +37,7 @@ def test_drift_is_seen_where_it_is() -> None:
 
 
 def test_an_answer_whose_steps_are_not_known_says_nothing() -> None:
-    assert drift([Record((1, 2, 3), ((2, 3),)) for _ in range(999)]) == []
+    assert drift([("", ())] * 999) == []
 
 
 def test_a_command_is_held_while_the_server_is_busy(tmp_path: Path) -> None:
@@ -61,6 +62,36 @@ def test_a_command_is_held_while_the_server_is_busy(tmp_path: Path) -> None:
     assert longest > 1.2
     assert spent.held > 1.2
     assert not any(begun + 1.0 < when < begun + 2.0 for when in times)
+
+
+METRICS = (
+    'vllm:num_requests_running{{model_name="m"}} {running}\nvllm:num_requests_waiting{{model_name="m"}} 0\n'
+    'vllm:generation_tokens_total{{model_name="m"}} {tokens}\n'
+)
+
+
+def test_a_server_is_busy_that_was_since_it_was_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short requests come and go between two looks."""
+    server, said = Server("http://127.0.0.1:1"), {"running": 0, "tokens": 5}
+    monkeypatch.setattr(Server, "_ask", lambda *_, **__: METRICS.format(**said).encode())
+    assert [server.busy(), server.busy()] == [False, False]
+    said["tokens"] = 9
+    assert [server.busy(), server.busy()] == [True, False]
+    said["running"] = 1
+    assert server.busy()
+
+
+def test_a_server_that_refuses_is_not_taken_for_a_busy_one(tmp_path: Path) -> None:
+    """The command would be held for ever, and nobody would know why."""
+
+    def refuse(self: Server, *_: object, **__: object) -> bytes:
+        raise SlipstreamError("http://127.0.0.1:1: no such key")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "_ask", refuse)
+        with pytest.raises(SlipstreamError, match="no such key"):
+            run_when_idle([sys.executable, "-c", "import time; time.sleep(60)"], Server("http://127.0.0.1:1").busy)
+    assert Server("http://127.0.0.1:9").busy(), "nobody is there"
 
 
 def test_a_command_that_fails_says_so() -> None:

@@ -196,7 +196,9 @@ def _drafters(r: dict[str, Any]) -> str:
             else ""
         )
         low, high = served["speedup_interval"]
-        speedup = f"S {served['speedup']:.2f} ({low:.2f}-{high:.2f}; predicted {served['speedup_predicted']:.2f})"
+        foreseen = served["speedup_predicted"]
+        predicted = f"; predicted {foreseen:.2f}" if foreseen is not None else ""
+        speedup = f"S {served['speedup']:.2f} ({low:.2f}-{high:.2f}{predicted})"
         return f"{name} {tau}{served['tok_s']:.0f} tokens/s, {speedup}"
 
     def positions(chances: list[float]) -> str:

@@ -76,14 +76,15 @@ def train(
     from slipstream.training.sizes import MOST_SHARE
     from slipstream.training.store import TrafficStore, Which
     from slipstream.training.trainer import Schedule
-    from slipstream.training.training import CURVES, TrainOptions, prepare
+    from slipstream.training.training import CURVES, TrainOptions, newest_within, prepare, read_until
     from slipstream.training.training import train as run
 
     for name, value, low, high in (
         ("--generic-share", generic_share, 0.0, 0.9), ("--held-out", held_out, 0.001, 0.9),
         ("--learning-rate", learning_rate, 1e-7, 1.0), ("--batch-tokens", batch_tokens, 64, 1 << 20),
         ("--round-tokens", round_tokens, 64, 1 << 24), ("--max-len", max_len, 16, 1 << 20),
-        ("--rounds", rounds or 1, 1, 1 << 30),
+        ("--rounds", 1 if rounds is None else rounds, 1, 1 << 30),
+        ("--draft-vocabulary", draft_vocabulary or 0, 0, 1 << 24),
     ):  # fmt: skip
         if not low <= value <= high:
             raise UsageError(f"{name} is from {low:g} to {high:g}, not {value:g}")
@@ -92,12 +93,14 @@ def train(
         kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
         generic_share if generic is not None else 0.0, max_len, layout_for(kind, layout), start_from, threads,
     )  # fmt: skip
+    which = Which(tag=tag, before=read_until(out))
     with TrafficStore(traffic, create=False) as store:
-        records = list(store.records(Which(tag=tag)))
+        records = list(store.records(which, newest_within(*store.count(which))))
     others = []
     if generic is not None:
+        which = Which(before=which.before)
         with TrafficStore(generic, create=False) as store:
-            others = list(store.records())
+            others = list(store.records(which, newest_within(*store.count(which))))
     with progress_bar() as bar:
         bar("reading the target and the records", 0, 0)
         prepared = prepare(model, records, others, options)
@@ -153,7 +156,10 @@ def evaluate(
 
     if limit < 2 or serve_limit < 2 or not 1 <= draft_len <= 16:
         raise UsageError("--limit and --serve-limit must be at least 2, --draft-len from 1 to 16")
-    held = held_out_of(traffic, drafter, tag, everything=everything)
+    for file in (out, figure):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"{file}: there is no folder {file.absolute().parent}")
+    held = held_out_of(traffic, drafter, against, tag, everything=everything)
     with progress_bar() as bar:
         report = contest(model, held, [drafter, *against], limit, serve_limit, draft_len, threads, bar)
     report = described(report)
@@ -177,7 +183,7 @@ def _table(report: dict[str, Any]) -> None:
                 name, tau,
                 " ".join(f"{a:.2f}" for a in replayed.get("acceptance_by_position", [])[:5]), f"{entry['tok_s']:.0f}",
                 f"{entry['speedup']:.2f} ({entry['speedup_interval'][0]:.2f}-{entry['speedup_interval'][1]:.2f})",
-                f"{entry['speedup_predicted']:.2f}",
+                f"{entry['speedup_predicted']:.2f}" if entry["speedup_predicted"] is not None else "",
             )
         )  # fmt: skip
     header = ("drafter", f"tau, K = {report['draft_len']}", "acceptance", "tok/s", "S", "S predicted")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from slipstream.training.drift import Drift
     from slipstream.training.remote import Server
 
+WATCHED = 20_000
+"""Answers, the newest ones, in which drift is looked for."""
+
 Url = Annotated[str, typer.Option("--url", help="The server's address.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="A key that may; default: SLIPSTREAM_API_KEY.")]
 
@@ -25,8 +31,13 @@ Key = Annotated[str | None, typer.Option("--api-key", help="A key that may; defa
 def deploy(
     drafter: Annotated[str, typer.Argument(help="A drafter's folder; - is the one that is there.")] = "-",
     stage: Annotated[
-        str, typer.Option("--stage", help="shadow: look on; canary: a share of answers; all; back: take it back.")
-    ] = "shadow",
+        str | None,
+        typer.Option(
+            "--stage",
+            help="shadow: look on; canary: a share of answers; all; back: take it back. "
+            "Default: shadow for a folder; without one, show how drafters fare.",
+        ),
+    ] = None,
     share: Annotated[float, typer.Option("--share", help="Share of the answers in shadow and canary.")] = 0.1,
     auto: Annotated[bool, typer.Option("--auto", help="From stage to stage by itself, when enough was seen.")] = False,
     url: Url = "http://127.0.0.1:8000",
@@ -35,7 +46,8 @@ def deploy(
 ) -> None:
     """Put a drafter to work on a running server; it is taken back by itself if it falls short of the present one."""
     folder = "" if drafter == "-" else str(Path(drafter).resolve())
-    report = server(url, api_key).deploy(folder, stage, share, auto=auto)
+    at = server(url, api_key)
+    report = at.drafter() if not folder and stage is None else at.deploy(folder, stage or "shadow", share, auto=auto)
     if json_output:
         print(json.dumps(report))
         return
@@ -70,21 +82,34 @@ def watch(
     seconds_of(budget)
     if every < 1.0 or least_tokens < 1:
         raise UsageError("--every is at least a second, --least-tokens at least 1")
-    at, trained = server(url, api_key), time.time()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs meanwhile is ended, too
+    at, trained = server(url, api_key), _trained(out)
     while True:
+        newer = Which(since=trained)
         with TrafficStore(traffic, create=False) as store:
-            found = drift(store.records())
-            fresh = store.count(Which(since=trained))[1]
+            found = drift(store.steps(newer, WATCHED))
+            fresh = store.count(newer)[1]
         if json_output:
             print(json.dumps({"tags": [_row(one) for one in found], "new_tokens": fresh}), flush=True)
         else:
             _show_drift(found, fresh)
         if auto and (any(one.drifted for one in found) or fresh >= least_tokens):
-            trained = time.time()
+            trained = time.time()  # whatever comes of it: what was seen so far is no reason for another one
             _renew(at, model, traffic, out / time.strftime("%Y%m%d-%H%M%S"), budget)
         if once:
             return
         time.sleep(every)
+
+
+def _trained(folder: Path) -> float:
+    """The time of the newest answer that a drafter in the folder was trained on."""
+    from slipstream.cli.drafter import TRAINING_CARD
+
+    times = [0.0]
+    for card in folder.glob(f"*/{TRAINING_CARD}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            times.append(math.nextafter(float(json.loads(card.read_text())["newest"]), math.inf))
+    return max(times)
 
 
 def _renew(at: Server, model: str, traffic: Path, folder: Path, budget: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -104,10 +105,10 @@ def export(
         if to.suffix == ".parquet":
             if model is not None:
                 raise UsageError("text goes into .jsonl only")
-            count = write_parquet(records, to)
+            count = write_parquet(records, _private(to))
         elif to.suffix == ".jsonl":
             tokenizer, count = _tokenizer(model) if model is not None else None, 0
-            with to.open("w", encoding="utf-8") as file:
+            with _private(to).open("w", encoding="utf-8") as file:
                 for count, record in enumerate(records, 1):  # noqa: B007
                     row = row_of(record)
                     if tokenizer is not None:
@@ -118,6 +119,13 @@ def export(
         else:
             raise UsageError(f"{to}: a name that ends in .jsonl or .parquet says in which form")
     print(f"{count} records in {to}")
+
+
+def _private(path: Path) -> Path:
+    """A file that its owner only can read, as records can."""
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    path.chmod(0o600)
+    return path
 
 
 def _tokenizer(model: str) -> Any:
@@ -146,7 +154,7 @@ def stats(
     which = _which(tag, key, newer_than)
     with TrafficStore(traffic, create=False) as store:
         count, tokens = store.count(which)
-        records = list(store.records(which))[-limit:]
+        records = list(store.records(which, limit))
         size = store.bytes
     found = predictability(records)
     report = {

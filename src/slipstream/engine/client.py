@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from slipstream.engine.messages import (
     Ready,
     Refused,
     RequestTimings,
+    RolloutStats,
     Stats,
     Stop,
     Submit,
@@ -50,6 +52,8 @@ PING_EVERY, SILENCE = 1.0, 5.0
 """Seconds between questions after the engine's health, and after which its silence counts as illness."""
 _AGAIN = -1
 """The number of what nobody waits for."""
+PROVING = 10.0
+"""An engine that ends within so many seconds of getting a drafter again is started without it the next time."""
 DEPLOYING = 120.0
 """Seconds that loading a drafter may take."""
 RESTART_PAUSE, MOST_RESTARTS = 0.2, 5
@@ -84,6 +88,7 @@ class EngineClient:
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._deployments: dict[int, asyncio.Future[Deployed]] = {}
         self._deployed: Deploy | None = None  # what an engine that is started again is told anew
+        self._given_again = -math.inf
         self._next = 0
         self._heard = 0.0
         self._failure: Failed | None = None
@@ -177,17 +182,13 @@ class EngineClient:
             self._send(Deploy(number, folder, stage, share, auto))
             deployed = await asyncio.wait_for(answer, DEPLOYING)
         except TimeoutError as error:
-            raise SlipstreamError(f"the drafter was not loaded within {DEPLOYING:g} s") from error
+            raise SlipstreamError(
+                f"the drafter is still being loaded after {DEPLOYING:g} s; GET /admin/drafter says when it is at work"
+            ) from error
         finally:
             self._deployments.pop(number, None)
         if deployed.problem:
             raise UsageError(deployed.problem)
-        if stage == "back":
-            self._deployed = None
-        elif folder or self._deployed is not None:
-            self._deployed = Deploy(
-                _AGAIN, folder or (self._deployed.folder if self._deployed else ""), stage, share, auto
-            )
         return deployed.warnings
 
     def _send(self, message: ToEngine) -> None:
@@ -232,6 +233,7 @@ class EngineClient:
             self._read()
             was_ready = self._ready.is_set()
             self._ready.clear()
+            self.stats = replace(self.stats, rollout=None)
             asyncio.get_running_loop().remove_reader(_descriptor(socket))
             socket.close(0)
             died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
@@ -249,6 +251,9 @@ class EngineClient:
                 log.error("the engine ended %d times without becoming ready; giving up", in_a_row)
                 return
             log.error("the engine ended with code %s; starting it again", process.returncode)
+            if self._deployed is not None and time.monotonic() - self._given_again < PROVING:
+                log.error("it ends again and again with the drafter %s: it goes on without", self._deployed.folder)
+                self._deployed = None
             self.restarts += 1
             await asyncio.sleep(pause)
             await self._launch()
@@ -270,20 +275,34 @@ class EngineClient:
                 if stats.disappointment and not self.stats.disappointment:
                     log.warning("%s", stats.disappointment)
                 self.stats = stats
+                self._rolled_out(stats.rollout)
             case Explained(number, waterfall):
                 if (answer := self._answers.get(number)) is not None and not answer.done():
                     answer.set_result(waterfall)
             case Deployed(number):
                 self.stats = replace(self.stats, rollout=message.rollout)
+                self._rolled_out(message.rollout)
+                if number == _AGAIN and message.problem:
+                    log.error("the drafter that was at work is not any more: %s", message.problem)
                 if (deployment := self._deployments.get(number)) is not None and not deployment.done():
                     deployment.set_result(message)
             case Ready(info):
                 self.info = info
                 self._ready.set()
                 if self._deployed is not None:
+                    self._given_again = time.monotonic()
                     self._send(self._deployed)
             case Failed():
                 self._failure = message
+
+    def _rolled_out(self, rollout: RolloutStats | None) -> None:
+        """Keep in mind which drafter is at work, and how far, for an engine that is started again."""
+        if rollout is None:
+            return
+        again = Deploy(_AGAIN, rollout.candidate, rollout.stage, rollout.share, rollout.auto)
+        if self._deployed is None or self._deployed.folder != again.folder:
+            self._given_again = -math.inf
+        self._deployed = again if rollout.outcome is None else None
 
     async def _ping(self) -> None:
         while True:

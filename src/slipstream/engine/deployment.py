@@ -32,6 +32,7 @@ class Deployment:
         self._engine, self._drawing = engine, drawing
         self._loading: _Loading | None = None
         self._name = ""
+        self._ahead = engine.ahead
 
     @property
     def loading(self) -> bool:
@@ -97,6 +98,8 @@ class Deployment:
             return None
         self._loading = None
         problem = self._put_to_work(loading.found, loading.wanted)
+        if problem and self.rollout is None:
+            self._engine.ahead = self._ahead
         return Deployed(loading.wanted.number, problem, [] if problem else list(loading.found.warnings))
 
     def _put_to_work(self, found: Candidate, wanted: Deploy) -> str:
@@ -104,6 +107,7 @@ class Deployment:
         if present.neural is not None and present.neural.needs.taps != found.drafter.needs.taps:
             return "the present drafter reads other layers of the target than this one: restart with --speculative"
         stage = next(stage for stage in STAGES if stage == wanted.stage)
+        self._hand_over(present)
         rollout = Rollout(
             present, found.drafter, found.card, stage, wanted.share, auto=wanted.auto, under_way=self._engine.sequences
         )
@@ -112,11 +116,23 @@ class Deployment:
         return ""
 
     def _present(self) -> Controller:
-        """What drafts now: where a rollout is over, the drafter that it has left."""
+        """What drafts now: of a rollout the candidate if it drafts for all, otherwise the drafter beside it."""
         controller, rollout = self._engine.controller, self.rollout
         if rollout is None:
             return controller if controller is not None else Controller([])
-        return rollout.candidate if rollout.outcome is None else rollout.present
+        return rollout.candidate if rollout.outcome is None and rollout.stage == "all" else rollout.present
+
+    def _hand_over(self, present: Controller) -> None:
+        """Answers under way that another drafter drafts for become this one's, which has no state of them."""
+        rollout = self.rollout
+        if rollout is None:
+            return
+        for answer in self._engine.sequences:
+            owner = rollout.owner(answer)
+            if owner is not present:
+                if owner.neural is not None:
+                    owner.neural.free(answer, learn=False)
+                answer.drafted = 0
 
     def stats(self) -> RolloutStats | None:
         """For whoever looks on."""

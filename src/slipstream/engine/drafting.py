@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,14 @@ class Drafting:
         if flight.drafts or any(s.needs_history for s in flight.drawing):
             return False
         return self.controller is None or self._quiet % LISTEN_EVERY != 0
+
+    def place(self, sequence: Sequence) -> None:
+        """Say where the beginning of a new sequence is looked for."""
+        if self.controller is not None:
+            root, sequence.alone = self.controller.place(sequence)
+            if root:
+                salt = f"{sequence.namespace.salt}/{root}"
+                sequence.namespace = replace(sequence.namespace, salt=salt)
 
     def offers(
         self, sequences: SequenceOf[Sequence], cost: CostModel | None, under_way: bool

@@ -140,6 +140,7 @@ class Engine:
                 waits_for=first, tenant=terms.tenant, priority=terms.priority, arrived=now,
                 deadline=now + terms.timeout, tag=terms.tag,
             )  # fmt: skip
+            self.drafting.place(sequence)
             first = first or sequence
             request.outputs[choice] = OutputState(sequence, self.model.tokenizer)
             self._sequences.append(sequence)

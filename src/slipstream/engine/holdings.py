@@ -48,7 +48,9 @@ class Holdings:
 
     def peek(self, sequence: Sequence) -> int:
         """Tokens of a sequence without blocks that the prefix cache knows."""
-        return self.prefix.peek(sequence.namespace, sequence.tokens) if self.prefix is not None else 0
+        if self.prefix is None or sequence.alone:
+            return 0
+        return self.prefix.peek(sequence.namespace, sequence.tokens)
 
     def take(self, sequence: Sequence, rows: int, scratch: int = 0) -> None:
         """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows.
@@ -57,7 +59,7 @@ class Holdings:
         """
         if sequence.saved:
             self._restore(sequence)
-        elif not sequence.blocks and self.prefix is not None:
+        elif not sequence.blocks and self.prefix is not None and not sequence.alone:
             sequence.blocks, sequence.node = self.prefix.match(sequence.namespace, sequence.tokens)
             sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
             if not sequence.preemptions:
@@ -98,7 +100,7 @@ class Holdings:
 
     def remember(self, sequence: Sequence) -> None:
         """Put blocks that are full of known tokens into the prefix cache."""
-        if self.prefix is None or not sequence.blocks:
+        if self.prefix is None or sequence.alone or not sequence.blocks:
             return
         known = sequence.node.depth if sequence.node is not None else 0
         for index in range(known, min(sequence.computed, len(sequence.tokens)) // BLOCK_SLOTS):
@@ -135,7 +137,7 @@ class Holdings:
             sequence.blocks, sequence.computed = first.blocks[:full], full * BLOCK_SLOTS
             sequence.drafted = min(first.drafted, sequence.computed)
             sequence.node = first.node if first.node is not None and first.node.depth == full else None
-            if self.prefix is not None and sequence.node is None and full:
+            if self.prefix is not None and not sequence.alone and sequence.node is None and full:
                 sequence.node = self.prefix.find(sequence.namespace, sequence.tokens, full)
             if rest and self.pool.available:
                 sequence.blocks.extend(self.pool.take(1))
@@ -157,6 +159,7 @@ class Holdings:
 
     def roll_out(self, executable: Executable, drafter: Drafter | None) -> None:
         """Go on with the same blocks under a sibling of the executable, and a drafter that the last one is part of."""
+        self._executable.copy_blocks(np.empty((0, 2), np.int32))  # copies that wait for its next step are made now
         self._executable, self._drafter = executable, drafter
 
     def check(self, sequences: Iterable[Sequence]) -> None:

@@ -23,7 +23,7 @@ class Sequence:
     `cached` tokens of the prompt came from the prefix cache, in which `node` is where the sequence stands.
     A sequence that was moved out of the cache has its `computed` tokens in the spare blocks `saved`.
     Of the positions that are computed a neural drafter has state for the first `drafted`. Traffic with one `tag` is
-    expected to be drafted alike.
+    expected to be drafted alike. A sequence that is `alone` has nothing to do with the prefix cache.
     """
 
     request: int
@@ -52,6 +52,7 @@ class Sequence:
     node: Node | None = None
     drafted: int = 0
     tag: str = ""
+    alone: bool = False
 
     @property
     def generated(self) -> int:

@@ -13,6 +13,7 @@ from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.keys import Key
 
 LOOPBACK = ("127.0.0.1", "::1")
+LOCAL_NAMES = (*LOOPBACK, "localhost")
 
 
 class DeployBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,13 +26,19 @@ class DeployBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def allow(request: Request, key: Key, *, keys: bool) -> None:
-    """Raise ApiError 403 for whoever may not. With keys a key must say admin; without, one must be on this machine."""
+    """Raise ApiError 403 for whoever may not. With keys a key must say admin; without, one must be on this machine.
+
+    Then neither a web page that is open here, nor whoever comes through a proxy on this machine, is taken for its user.
+    """
     if keys:
         if key.admin:
             return
         raise ApiError(403, 'this key may not; its entry in --api-keys-file must say "admin": true', "permission_error")
     client = request.client.host if request.client is not None else ""
-    if client not in LOOPBACK:
+    headers = request.headers
+    through = "origin" in headers or "x-forwarded-for" in headers or "forwarded" in headers
+    named = request.url.hostname in LOCAL_NAMES
+    if client not in LOOPBACK or through or not named:
         raise ApiError(403, "only this machine may, unless there are keys that may", "permission_error")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slipstream.program import Draft, StepShape
 from slipstream.roofline.cost import CostModel
@@ -71,6 +72,13 @@ class _Known:
     counts: Counts = field(default_factory=Counts)
 
 
+class Place(NamedTuple):
+    """Where in the prefix cache an answer's beginning is: under which root, or, `alone`, nowhere."""
+
+    root: str = ""
+    alone: bool = False
+
+
 class Controller:
     """Drafting for all answers of an engine; one of the drafters may be neural."""
 
@@ -78,6 +86,8 @@ class Controller:
         """`card` is what the neural drafter promises."""
         self.drafters, self.card = list(drafters), card or Card()
         self.pace = Pace()
+        self.root = ""
+        """Answers under one root of the prefix cache have the state of one drafter in their blocks."""
         self.dearness = 1.0
         """How much more verifying drafts lately cost than the cost model says: machines have moods."""
         self._tracks: dict[int, _Track] = {}
@@ -88,6 +98,10 @@ class Controller:
     def neural(self) -> Drafter | None:
         """The drafter that takes passes over weights, if there is one."""
         return next((drafter for drafter in self.drafters if drafter.neural), None)
+
+    def place(self, answer: Answer) -> Place:
+        """Where the beginning of an answer that has just come is looked for."""
+        return Place(self.root)
 
     def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
         """What drafting would bring for answers that are about to decode, all their tokens known; by id."""

@@ -6,16 +6,26 @@
     all      the candidate drafts for all; the old one is kept, and is back at once if the candidate falls short.
 
 Between the stages nothing but the estimates decides: enough answers, and a lower bound of the candidate's tau that is
-not under the present drafter's tau. Answers are never changed by any of this: drafts are verified as ever.
+not under the present drafter's tau, or, where no neural drafter is at work, not under what is worth the trouble.
+Looking on, a candidate also drafts where text repeats, which is easy: that it is as good as it seemed, the canary has
+to show, in which both drafters are asked alike. Answers are never changed by any of this: drafts are verified as ever.
+
+A drafter's state lies in blocks of the cache beside the target's, and blocks that were computed for another drafter's
+answers lack it. So a candidate's answers have beginnings of their own in the prefix cache, and those that are looked at
+share none.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.program import Draft
 from slipstream.roofline.cost import CostModel
@@ -23,9 +33,9 @@ from slipstream.scheduling import Offer, Plan
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.both import Both
 from slipstream.speculation.card import Card
-from slipstream.speculation.controller import Controller
+from slipstream.speculation.controller import Controller, Place
 from slipstream.speculation.drafter import Computed, Drafter
-from slipstream.speculation.shadow import Shadow
+from slipstream.speculation.shadow import DRAFT, Shadow
 from slipstream.speculation.statistics import Counts
 
 Stage = Literal["shadow", "canary", "all"]
@@ -34,29 +44,38 @@ ENOUGH_ANSWERS, ENOUGH_ROUNDS = 24, 400
 """Of each drafter, before anything is decided."""
 PATIENCE = 3 * ENOUGH_ANSWERS
 """Answers of the candidate after which it is no longer waited for a present drafter that hardly drafts."""
+LEAST_TAU = 1.2
+"""What a candidate has to bring where there is no neural drafter to compare it with."""
 Z = 1.645
 """Standard deviations below the mean of a lower bound that holds in 95 of 100 cases."""
 REMEMBERED = 400
 """Answers by which a drafter is judged, the latest ones."""
 
 
+_NUMBERS = itertools.count(1)
+
+
 @dataclass
 class Arm:
-    """What one drafter has brought, answer by answer: (verifications, accepted tokens)."""
+    """What one drafter has brought, answer by answer: how often each of the first positions was tried, and was right.
+
+    The planner drafts more for the surer one, and where text repeats it asks neither: so that drafters can be compared,
+    tau is that of drafts of one length, from acceptance by position.
+    """
 
     name: str
-    answers: list[tuple[int, int]] = field(default_factory=list)
+    answers: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
-    def add(self, rounds: int, accepted: int) -> None:
+    def add(self, tries: Sequence[int], hits: Sequence[int]) -> None:
         """An answer has ended."""
-        if rounds:
-            self.answers.append((rounds, accepted))
+        if tries[0]:
+            self.answers.append((tuple(tries[:DRAFT]), tuple(hits[:DRAFT])))
             del self.answers[:-REMEMBERED]
 
     @property
     def rounds(self) -> int:
         """Verifications of all."""
-        return sum(rounds for rounds, _ in self.answers)
+        return sum(tries[0] for tries, _ in self.answers)
 
     @property
     def enough(self) -> bool:
@@ -65,22 +84,40 @@ class Arm:
 
     @property
     def tau(self) -> float:
-        """Tokens of a verification, the bonus token included."""
-        return 1.0 + sum(accepted for _, accepted in self.answers) / self.rounds if self.rounds else 1.0
+        """Tokens of a verification of DRAFT tokens, the bonus token included."""
+        return float(_tau(*self._sums())) if self.answers else 1.0
 
     @property
     def error(self) -> float:
-        """Standard error of tau: answers are independent of one another, their verifications are not."""
-        count, rounds, tau = len(self.answers), self.rounds, self.tau
+        """Standard error of tau by the jackknife: answers are independent of one another, their verifications not."""
+        count = len(self.answers)
         if count < 2:
             return math.inf
-        residuals = sum((accepted + n - tau * n) ** 2 for n, accepted in self.answers)
-        return math.sqrt(residuals * count / (count - 1)) / rounds
+        tries, hits = self._sums()
+        each = np.array(self.answers)
+        without = _tau(tries - each[:, 0], hits - each[:, 1])
+        return float(np.sqrt((count - 1) / count * np.square(without - without.mean()).sum()))
 
     @property
     def lower(self) -> float:
         """What tau is at least, in all likelihood."""
         return self.tau - Z * self.error if len(self.answers) > 1 else 1.0
+
+    def _sums(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        tries, hits = np.array(self.answers).sum(0)
+        return tries, hits
+
+
+def _tau(tries: npt.NDArray[np.int64], hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Of counts [..., DRAFT]. A position that was never tried is taken to be like the one before it."""
+    chance = np.zeros(tries.shape[:-1])
+    alive, tau = np.ones_like(chance), np.ones_like(chance)
+    for position in range(DRAFT):
+        tried = tries[..., position]
+        chance = np.where(tried > 0, hits[..., position] / np.maximum(tried, 1), chance)
+        alive = alive * chance
+        tau = tau + alive
+    return tau
 
 
 class Rollout(Controller):
@@ -104,6 +141,7 @@ class Rollout(Controller):
         text = [drafter for drafter in present.drafters if not drafter.neural]
         super().__init__(text, card)
         self.present, self.candidate = present, Controller([*text, candidate], card)
+        self.candidate.root = f"drafter {next(_NUMBERS)}"
         self.stage: Stage = stage
         self.share, self.auto = share, auto
         self.outcome: str | None = None
@@ -115,7 +153,7 @@ class Rollout(Controller):
         drafters = [drafter for drafter in (present.neural, candidate) if drafter is not None]
         self._both = Both(drafters, lambda answer: self._of(answer).neural, self._looked_at)
         self._ours: dict[int, tuple[Answer, Controller]] = {id(a): (a, present) for a in under_way}
-        self._seen: dict[int, list[int]] = {id(answer): [0, 0] for answer in under_way}
+        self._seen: dict[int, Counts] = {id(answer): Counts() for answer in under_way}
         self._ended: dict[int, Controller] = {}
         self._asking: dict[str, int] = {"present": 0, "candidate": 0}
 
@@ -125,8 +163,10 @@ class Rollout(Controller):
         return self._both
 
     def advance(self, stage: Stage) -> None:
-        """Go to a stage: answers under way stay with their drafters."""
-        self.stage = stage
+        """Go to a stage: answers under way stay with their drafters. What was seen in another stage does not count."""
+        if stage != self.stage:
+            self.stage = stage
+            self.arms["candidate"].answers.clear()
 
     def take_back(self, why: str) -> None:
         """The candidate drafts no more answers."""
@@ -140,8 +180,18 @@ class Rollout(Controller):
         ours = self.outcome is None and (self.stage == "all" or (self.stage == "canary" and self._chosen(answer)))
         controller = self.candidate if ours else self.present
         self._ours[id(answer)] = (answer, controller)
-        self._seen[id(answer)] = [0, 0]
+        self._seen[id(answer)] = Counts()
         return controller
+
+    def owner(self, answer: Answer) -> Controller:
+        """Who drafts for an answer."""
+        return self._of(answer)
+
+    def place(self, answer: Answer) -> Place:
+        """Where an answer's beginning is looked for: see above."""
+        controller = self._of(answer)
+        looked_at = controller is self.present and self._shadowing and self._chosen(answer)
+        return Place(controller.root, alone=looked_at)
 
     def _chosen(self, answer: Answer) -> bool:
         digest = hashlib.blake2b(f"{answer.request} {answer.seed}".encode(), digest_size=4).digest()
@@ -179,8 +229,7 @@ class Rollout(Controller):
         tried = controller.landed(answer, draft, held, ended=ended)
         seen = self._seen.get(id(answer))
         if seen is not None and controller.neural is not None and draft.drafter == controller.neural.name:
-            seen[0] += 1
-            seen[1] += len(held)
+            seen.add(len(draft), len(held), tried)
         return tried
 
     @property
@@ -200,12 +249,12 @@ class Rollout(Controller):
         """An answer has ended: that is when drafters are judged."""
         _, controller = self._ours.pop(id(answer), (answer, self.present))
         self._ended[id(answer)] = controller  # its last draft is still to be judged
-        rounds, accepted = self._seen.pop(id(answer), (0, 0))
+        seen = self._seen.pop(id(answer), Counts())
         controller.free(answer, learn=learn)
-        self.arms["candidate" if controller is self.candidate else "present"].add(rounds, accepted)
+        self.arms["candidate" if controller is self.candidate else "present"].add(seen.tries, seen.hits)
         looked_at = self._shadow.end(answer)  # also of a stage that is over
         if self._shadowing:
-            self.arms["candidate"].add(*looked_at)
+            self.arms["candidate"].add(looked_at.tries, looked_at.hits)
         self._decide()
 
     def _decide(self) -> None:
@@ -213,12 +262,21 @@ class Rollout(Controller):
         old, new = self.arms["present"], self.arms["candidate"]
         if self.outcome is not None or not new.enough:
             return
-        if old.enough and new.lower < old.tau:
-            why = f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; the old one's {old.tau:.2f}"
-            self.take_back(why)
-        elif self.auto and self.stage != "all" and (old.enough or len(new.answers) >= PATIENCE):
-            self.stage = STAGES[STAGES.index(self.stage) + 1]
-            new.answers.clear()
+        least = old.tau if old.enough else LEAST_TAU
+        if new.lower < least and (old.enough or self._waited_for(new)):
+            against = f"the old one's is {old.tau:.2f}" if old.enough else f"{least:g} is asked of it"
+            self.take_back(f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; {against}")
+        elif self.auto and self.stage != "all" and (old.enough or self._waited_for(new)):
+            self.advance(STAGES[STAGES.index(self.stage) + 1])
+
+    def _waited_for(self, new: Arm) -> bool:
+        """Whether there is no present drafter to compare with, or one that hardly drafts."""
+        return self.present.neural is None or len(new.answers) >= PATIENCE
+
+    def disappointed(self) -> str | None:
+        """Of whichever drafts."""
+        drafting = self.candidate if self.stage == "all" and self.outcome is None else self.present
+        return drafting.disappointed()
 
     def counts(self) -> dict[tuple[str, str], Counts]:
         """Of both drafters; where they are of one family, together."""

@@ -1,7 +1,7 @@
 """Shadow: a drafter that looks on. It proposes for answers that others draft for, and nothing of it is verified.
 
-It keeps its own state in the answers' blocks, of its own cache. Where it cannot (the answer began in the prefix cache,
-lost its blocks, or had some exchanged for known ones), it leaves the answer alone.
+It keeps its own state in the answers' blocks, of its own cache. Where it cannot (the answer began before it looked on,
+or lost its blocks), it leaves the answer alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from slipstream.program import BLOCK_SLOTS
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.drafter import Ask, Computed, Drafter
+from slipstream.speculation.statistics import Counts
 
 DRAFT = 4
 """Tokens that it proposes at a time."""
@@ -26,8 +27,7 @@ class _Seen:
     blocks: list[int]
     at: int = 0
     draft: tuple[int, ...] = ()
-    rounds: int = 0
-    accepted: int = 0
+    counts: Counts = field(default_factory=Counts)
     blind: bool = field(default=False)
 
 
@@ -89,14 +89,15 @@ class Shadow:
             accepted += 1
         if accepted == len(said) < len(seen.draft):
             return False
-        seen.rounds, seen.accepted, seen.draft = seen.rounds + 1, seen.accepted + accepted, ()
+        seen.counts.add(len(seen.draft), accepted, min(accepted + 1, len(seen.draft)))
+        seen.draft = ()
         return True
 
-    def end(self, answer: Answer) -> tuple[int, int]:
-        """An answer has ended; returns (proposals judged, tokens of them that were right)."""
+    def end(self, answer: Answer) -> Counts:
+        """An answer has ended; returns what became of the proposals."""
         seen = self._seen.pop(id(answer), None)
         if seen is None:
-            return 0, 0
+            return Counts()
         if not seen.blind:
             self.drafter.free(seen.twin)
-        return seen.rounds, seen.accepted
+        return seen.counts

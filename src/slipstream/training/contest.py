@@ -19,10 +19,10 @@ from slipstream.speculation import SuffixDrafter
 from slipstream.speculation.card import fingerprint_of
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training.dataset import Example, examples_of
-from slipstream.training.evaluate import Contender, Progress, costs, leaks, replayed_tau, served_in_turns
+from slipstream.training.evaluate import Contender, Progress, costs, leaks, pooled, replayed_tau, served_in_turns
 from slipstream.training.features import FeatureSource
 from slipstream.training.figures import WIDTH, Bar, bars, image
-from slipstream.training.replay import LANES
+from slipstream.training.replay import LANES, replay
 from slipstream.training.store import TrafficStore, Which
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.references import resolve
@@ -56,13 +56,17 @@ class HeldOut:
         return before[-EARLIER:], after
 
 
-def held_out_of(traffic: Path, drafter: Path, tag: str | None, *, everything: bool) -> HeldOut:
-    """What a drafter has not learned from: everything since the first answer held out, by its training card."""
+def held_out_of(traffic: Path, drafter: Path, others: Sequence[Path], tag: str | None, *, everything: bool) -> HeldOut:
+    """What no drafter has learned from: everything since the first answer held out, by their training cards.
+
+    `others` may have none: who trained them did not know this traffic. Raises UsageError.
+    """
     if everything:
         return HeldOut(traffic, tag, None)
     try:
-        card = json.loads((drafter / TRAINING_CARD).read_text())
-        return HeldOut(traffic, tag, float(card["held_out_since"]))
+        cards = [drafter, *(other for other in others if (other / TRAINING_CARD).exists())]
+        since = [float(json.loads((card / TRAINING_CARD).read_text())["held_out_since"]) for card in cards]
+        return HeldOut(traffic, tag, max(since))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{drafter}: no {TRAINING_CARD} says what it was trained on, so nothing is known to be held out; say "
@@ -106,9 +110,11 @@ def contest(
     always = f"{names[0]}, {draft_len} always"
     contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together]
     contenders.append(Contender(always, (neural[0],), draft_len))
-    served = served_in_turns(model, cost, contenders, _spread(examples, serve_limit), earlier, progress)
+    chosen = _spread(examples, serve_limit)
+    served = served_in_turns(model, cost, contenders, chosen, earlier, progress)
     ceiling = measure_ceiling(model)
     first: TappedDrafter = neural[0]
+    same = pooled(replay(first, chosen, draft_len, source)).conditional()
     return {
         "model": reference,
         "drafters": [str(folder) for folder in folders],
@@ -121,13 +127,15 @@ def contest(
         "costs": costs(cost, first, draft_len),
         "ceiling_tok_s": ceiling.tok_s if ceiling is not None else None,
         "leaks": leaks(first, examples, source, draft_len),
-        "teacher_forced_against_served": _difference(replayed[names[0]][""], served["contenders"][always]),
+        "teacher_forced_against_served": _difference(same, served["contenders"][always]["acceptance_by_position"]),
     }
 
 
-def _difference(replayed: dict[str, Any], served: dict[str, Any]) -> dict[str, Any]:
-    """Acceptance by position, replayed and served with drafts of one length, and how far the means are apart."""
-    pairs = list(zip(replayed["acceptance_by_position"], served["acceptance_by_position"], strict=False))
+def _difference(replayed: list[float], served: list[float]) -> dict[str, Any]:
+    """Acceptance by position in the same answers, replayed and served with drafts of one length, and how far the means
+    are apart.
+    """
+    pairs = list(zip(replayed, served, strict=False))
     apart = sum(a - b for a, b in pairs) / max(len(pairs), 1)
     return {"replayed": [a for a, _ in pairs], "served": [b for _, b in pairs], "apart": apart}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,18 +75,33 @@ def examples_of(records: Iterable[Record], target: str, max_len: int) -> tuple[l
 
 
 def split(examples: Sequence[Example], share: float) -> Split:
-    """Hold out the last `share` of the examples, which are in order of time. Raises UsageError if there are too few."""
+    """Hold out the last `share` of the examples, which are in order of time: all since some time, and none before.
+
+    Raises UsageError if there are too few, or if nothing tells the newest.
+    """
     if len(examples) < LEAST_EXAMPLES:
         raise UsageError(
             f"{len(examples)} answers of this target are too few to train on: record more, or import a log with "
             "--regenerate"
         )
     first = len(examples) - max(1, round(share * len(examples)))
+    since = examples[first].time
+    if since == examples[0].time:
+        since = next((example.time for example in examples if example.time > since), math.inf)
+    first = next((at for at, example in enumerate(examples) if example.time >= since), 0)
+    if not first:
+        raise UsageError("all answers have the same time, so that nothing tells which are the newest")
     prompts = {example.prompt for example in examples[first:]}
     train = [example for example in examples[:first] if example.prompt not in prompts]
     if len(train) < LEAST_EXAMPLES // 2:
         raise UsageError("the newest answers have the prompts of nearly all others: there is nothing left to train on")
     return Split(train, list(examples[first:]))
+
+
+def apart_from(examples: Sequence[Example], held_out: Sequence[Example]) -> list[Example]:
+    """The examples that begin with the prompt of none that is held out."""
+    prompts = {example.prompt for example in held_out}
+    return [example for example in examples if example.prompt not in prompts]
 
 
 def vocabulary_of(

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.training.records import Record
-
 RECENT, EARLIER = 100, 400
 """Answers of a tag that are compared: the newest ones, and those before them."""
 LEAST = 20
@@ -33,19 +31,22 @@ class Drift:
         return self.recent_interval[1] < self.earlier_interval[0]
 
 
-def drift(records: Iterable[Record]) -> list[Drift]:
-    """By tag, of the records that were served here, in order of time; tags with too few answers are left out."""
+def drift(answers: Iterable[tuple[str, Sequence[int]]]) -> list[Drift]:
+    """By tag, of (tag, tokens that each step brought) of what was served here, in order of time.
+
+    Tags with too few answers are left out.
+    """
     by_tag: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for record in records:
-        if len(record.steps) > 1:  # the first step's token comes with the prompt
-            by_tag[record.tag].append((sum(record.steps[1:]), len(record.steps) - 1))
+    for tag, steps in answers:
+        if len(steps) > 1:  # the first step's token comes with the prompt
+            by_tag[tag].append((sum(steps[1:]), len(steps) - 1))
     found = []
-    for tag, answers in sorted(by_tag.items()):
-        recent, earlier = answers[-RECENT:], answers[-RECENT - EARLIER : -RECENT]
+    for tag, found_of in sorted(by_tag.items()):
+        recent, earlier = found_of[-RECENT:], found_of[-RECENT - EARLIER : -RECENT]
         if len(recent) < LEAST or len(earlier) < LEAST:
             continue
         found.append(
-            Drift(tag, len(answers), _rate(earlier), _interval(earlier), _rate(recent), _interval(recent))
+            Drift(tag, len(found_of), _rate(earlier), _interval(earlier), _rate(recent), _interval(recent))
         )  # fmt: skip
     return found
 

@@ -24,6 +24,8 @@ from slipstream.training.replay import Replayed, begin, interval, replay, tau
 CONTEXT = 256
 """Tokens of context at which v and d are stated."""
 LEAK_EXAMPLES = 4
+PRICELESS = 1e6
+"""Tokens that a draft is said to bring where it is to be verified in any case."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,18 +48,24 @@ class Served:
 
 
 class Always(Controller):
-    """Has its only drafter draft so many tokens at every step, whatever that brings: what replaying does."""
+    """Has its only drafter draft so many tokens at every step, whatever that costs or brings: what replaying does."""
 
     def __init__(self, drafter: Drafter, draft_len: int):
         super().__init__([drafter])
         self._draft_len = draft_len
 
-    def _offer(self, drafter: Drafter, answer: Answer, draft: Draft | None, most: int) -> Offer | None:
-        most = min(most, drafter.most, self._draft_len)
-        if most <= 0 or not drafter.ready(answer):
-            return None
-        self._track(answer)
-        return Offer((0.999,) * most, neural=True, passes=drafter.passes)
+    def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
+        """Drafts for everyone, at a worth that no price comes near."""
+        (drafter,) = self.drafters
+        self._ready.clear()
+        offers: dict[int, Offer] = {}
+        for answer in eligible:
+            most = min(answer.limit - len(answer.tokens) - 1, drafter.most, self._draft_len)
+            if most > 0 and drafter.ready(answer):
+                self._track(answer)
+                offers[id(answer)] = Offer((PRICELESS,) * most, neural=True, passes=drafter.passes)
+                self._ready[id(answer)] = drafter, None
+        return offers
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
         """Whole drafts, likely or not."""
@@ -124,17 +132,22 @@ def replayed_tau(
 
 
 def _judged(found: Sequence[Replayed]) -> dict[str, Any]:
-    counts = Counts()
-    for one in found:
-        counts.merge(one.counts)
     low, high = interval(found)
     return {
         "tau": tau(found),
         "interval": [low, high],
         "answers": len(found),
         "steps": sum(one.steps for one in found),
-        "acceptance_by_position": counts.conditional(),
+        "acceptance_by_position": pooled(found).conditional(),
     }
+
+
+def pooled(found: Sequence[Replayed]) -> Counts:
+    """The counts of all."""
+    counts = Counts()
+    for one in found:
+        counts.merge(one.counts)
+    return counts
 
 
 def served_in_turns(
@@ -160,8 +173,7 @@ def served_in_turns(
     identical = True
     for number, example in enumerate(examples):
         start, stop = example.spans[-1]
-        settings = {"temperature": 0.0, **sampled_with(dict(example.settings))}
-        params = SamplingParams(**settings, max_tokens=max(stop - start, 2), seed=number)
+        params = SamplingParams(**sampled_with(dict(example.settings)), max_tokens=max(stop - start, 2), seed=number)
         answers = {}
         turn = number % len(contenders)
         for contender in (*contenders[turn:], *contenders[:turn]):
@@ -175,7 +187,7 @@ def served_in_turns(
         "identical": identical,
         "answers": len(examples),
         "contenders": {
-            name: _report(found, plain, controllers[name]) for name, found in served.items()
+            c.name: _report(served[c.name], plain, foresees=bool(c.drafters) and not c.always) for c in contenders
         },
     }  # fmt: skip
 
@@ -197,7 +209,7 @@ def _answer(engine: Engine, prompt: list[int], params: SamplingParams, served: S
     return tokens
 
 
-def _report(found: Served, plain: Served, controller: Controller | None) -> dict[str, Any]:
+def _report(found: Served, plain: Served, *, foresees: bool) -> dict[str, Any]:
     whole = sum(found.seconds)
     undrafted = max(whole - found.spent, 0.0)
     low, high = _ratio_interval(found, plain)
@@ -205,7 +217,7 @@ def _report(found: Served, plain: Served, controller: Controller | None) -> dict
         "tok_s": found.rate,
         "speedup": found.rate / plain.rate,
         "speedup_interval": [low, high],
-        "speedup_predicted": (found.predicted + undrafted) / (found.spent + undrafted) if controller else 1.0,
+        "speedup_predicted": (found.predicted + undrafted) / (found.spent + undrafted) if foresees else None,
         "tau": found.drafts.tau,
         "tokens_a_step": _tokens_a_step(found),
         "drafted": found.drafts.drafted,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from slipstream.engine import Engine, Model
 from slipstream.engine.cost import cost_model
@@ -45,7 +46,7 @@ class Imported:
         self.first_problem = self.first_problem or problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Importer:
     """Turns exchanges into records of one target's traffic. `fingerprint` names the target."""
 
@@ -114,11 +115,11 @@ class Importer:
         for item in items:
             if isinstance(item, Record):
                 raise UsageError("records have no text to be answered anew; import them as they are")
-            if self.store.count(Which(request=item.request, target=self.fingerprint))[0]:
-                done.known += 1
-                continue
             prompt = self._prompt(item, done)
             if prompt is None:
+                continue
+            if self.store.answered(item.request, self.fingerprint, prompt):
+                done.known += 1
                 continue
             longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
             try:
@@ -153,7 +154,7 @@ class Importer:
         if prompt is None:
             return None
         answer = self.model.tokenizer.encode(exchange.answer, add_bos=False)
-        answer += list(self.model.eos)[:1] if exchange.messages else []
+        answer += self._end if exchange.messages else []
         tokens = [*prompt, *answer][: self.model.max_len]
         if len(tokens) <= len(prompt):
             done.refuse("an answer is empty")
@@ -170,12 +171,20 @@ class Importer:
             exchange.tag or self.tag, "", time.time(), exchange.request, settings_of(params),
         )  # fmt: skip
 
+    @cached_property
+    def _end(self) -> list[int]:
+        """What ends an answer: of the tokens that end one, that which the template writes after it."""
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        written = self.model.chat_prompt(turns, add_generation_prompt=False)
+        ends = [token for token in written if token in self.model.eos]
+        return ends[-1:] or sorted(self.model.eos)[:1]
+
     @property
     def _template(self) -> str:
         return hash_of(self.model.tokenizer.chat_template)
 
     def _write(self, batch: list[Record], done: Imported) -> None:
-        fresh = [r for r in batch if not (r.request and self.store.count(Which(request=r.request, target=r.target))[0])]
+        fresh = [record for record in batch if not self.store.has(record)]
         done.known += len(batch) - len(fresh)
         self.store.add(fresh)
         done.records += len(fresh)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def read_log(path: Path) -> Iterator[Exchange | Record]:
                     raise LogError(f"{path}, line {number}: has more than {MOST_LINE >> 20} MB")
                 if line.strip():
                     yield from _line(line, f"{path}, line {number}")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise LogError(f"{path}: {error}") from error
 
 
@@ -103,7 +105,7 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
     found: dict[str, Any] = {
         "request": str(row.get("custom_id") or row.get("id") or request)[:200],
         "tag": str((asked.get("metadata") or {}).get("tag") or row.get("tag") or row.get("category") or "")[:64],
-        "time": float(row.get("created") or row.get("time") or 0.0),
+        "time": _seconds(row.get("created") or row.get("time")),
         "settings": {name: float(asked[name]) for name in SETTINGS if isinstance(asked.get(name), int | float)},
         "max_tokens": _length(asked),
     }
@@ -128,6 +130,16 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
         yield Exchange(prompt=str(asked["prompt"]), answer=answer if said is None else str(said), **found)
 
 
+def _seconds(when: Any) -> float:
+    """Since the epoch, of a number or an ISO date; 0 for anything else."""
+    try:
+        if isinstance(when, str):
+            return datetime.fromisoformat(when).timestamp()
+        return float(when or 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
 def _length(asked: Mapping[str, Any]) -> int | None:
     value = asked.get("max_completion_tokens") or asked.get("max_tokens")
     return value if type(value) is int and value > 0 else None
@@ -146,6 +158,8 @@ def _answer(response: Any) -> str | None:
     if response is None or isinstance(response, str):
         return response
     body = response.get("body") or response
+    if "error" in body or not body.get("choices"):  # a request that failed: it can still be answered anew
+        return None
     choice = body["choices"][0]
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return str(text) if text else None

@@ -170,7 +170,7 @@ def some_of(learned: Tensor, tokens: Tensor, density: float, seed: int) -> tuple
     """
     chance = torch.full(learned.shape, -1.0)
     for row, (mask, said) in enumerate(zip(learned, tokens, strict=True)):
-        generator = torch.Generator().manual_seed(seed * SEEDS + int(said.sum()))
+        generator = torch.Generator().manual_seed((seed * SEEDS + int(said.sum())) % (1 << 63))
         chance[row, mask] = torch.rand(int(mask.sum()), generator=generator)
     most = max(1, math.ceil(density * int(learned.sum(1).max())))
     values, chosen = chance.topk(most, 1)

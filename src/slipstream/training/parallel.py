@@ -23,11 +23,11 @@ class Parallel:
 
     @classmethod
     def start(cls) -> Parallel:
-        """Join the others, if torchrun started this process: over NCCL where each has a GPU, over gloo otherwise."""
+        """Join the others, if torchrun started this process. What is shared lies in the host's memory: gloo."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            dist.init_process_group("gloo")
         return cls(dist.get_rank(), dist.get_world_size())
 
     def total(self, number: Number) -> Number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +13,19 @@ from pathlib import Path
 
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.training.records import Record
-from slipstream.training.store import MOST_BYTES, MOST_DAYS, TrafficStore
+from slipstream.training.store import StoreBusyError, TrafficStore
 
 log = logging.getLogger(__name__)
 
-Redact = Callable[[Record], Record | None]
-"""Changes what is kept of a record, or says None: keep nothing."""
+Redact = Callable[[Record], object]
+"""Changes what is kept of a record, or says None: keep nothing. It returns a Record or None."""
 
+MOST_BYTES, MOST_DAYS = 1 << 30, 90.0
 MOST_WAITING = 4096
 """Records that wait to be written; more are dropped, and counted."""
 BATCH = 256
+LAST_TRIES = 3
+"""Times that the last records are tried to be written to a file that others write to; before, it is tried for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,13 @@ class RecordOptions:
         return cls(Path(name), asked, most_bytes, most_days, redact)
 
     def wants(self, header: str | None, key_says: bool | None) -> bool:
-        """Whether a request is recorded: its header decides, then its key, then what is the rule here."""
-        match (header or "").strip().lower():
-            case "on" | "1" | "true":
-                return True
-            case "off" | "0" | "false":
-                return False
+        """Whether a request is recorded: a key can rule it out, otherwise the header decides, the key, the rule here.
+
+        A header that says something else than on means off.
+        """
+        said = (header or "").strip().lower()
+        if key_says is False or said:
+            return key_says is not False and said in ("on", "1", "true")
         return not self.asked if key_says is None else key_says
 
 
@@ -77,12 +82,15 @@ def _number(key: str, value: str) -> float:
 
 
 def load_redaction(name: str) -> Redact:
-    """The function that MODULE:FUNCTION names. Raises UsageError."""
+    """The function that MODULE:FUNCTION names, installed or in this folder. Raises UsageError."""
     module, _, function = name.partition(":")
+    here = str(Path.cwd())
     try:
+        if here not in sys.path:
+            sys.path.append(here)
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--record: redact={name}: {error}") from error
+    except Exception as error:  # whatever there is in the operator's module
+        raise UsageError(f"--record: redact={name}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UsageError(f"--record: redact={name} is not a function")
     return found
@@ -126,22 +134,34 @@ class Recorder:
                 batch.append(self._queue.get_nowait())
             ending = None in batch
             kept = [record for item in batch if item is not None and (record := self._kept(item)) is not None]
-            if kept and self.failure is None:
-                try:
-                    self._store.add(kept)
-                    self.written += len(kept)
-                except SlipstreamError as error:
-                    self._stop(str(error))
+            self._write(kept, LAST_TRIES if ending else None)
         self._store.close()
+
+    def _write(self, records: list[Record], tries: int | None) -> None:
+        while records and self.failure is None:
+            try:
+                self._store.add(records)
+                self.written += len(records)
+                return
+            except StoreBusyError as error:  # the next try waits as long as this one did
+                tries = None if tries is None else tries - 1
+                if tries == 0:
+                    self._stop(str(error))
+            except Exception as error:
+                self._stop(str(error) if isinstance(error, SlipstreamError) else type(error).__name__)
 
     def _kept(self, record: Record) -> Record | None:
         if self._redact is None:
             return record
         try:
-            return self._redact(record)
+            found = self._redact(record)
         except Exception as error:  # whatever it does, nothing unredacted is kept
             self._stop(f"the redaction failed with {type(error).__name__}")
             return None
+        if found is None or isinstance(found, Record):
+            return found
+        self._stop(f"the redaction returned a {type(found).__name__}, not a Record or None")
+        return None
 
     def _stop(self, why: str) -> None:
         if self.failure is None:

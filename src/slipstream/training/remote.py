@@ -13,12 +13,17 @@ from slipstream.errors import SlipstreamError, UsageError
 SECONDS = 150.0
 
 
-@dataclass(frozen=True, slots=True)
+class UnreachableError(SlipstreamError):
+    """Nobody answers there, for now."""
+
+
+@dataclass(slots=True)
 class Server:
     """Where it is, and the key that may administer it."""
 
     url: str
     key: str | None = None
+    _said: float = -1.0
 
     def drafter(self) -> dict[str, Any]:
         """How drafters fare there. Raises SlipstreamError."""
@@ -30,13 +35,21 @@ class Server:
         return self._json(self._ask("/admin/drafter", json.dumps(body).encode()))
 
     def busy(self) -> bool:
-        """Whether it has requests; a server that does not answer has."""
+        """Whether it has requests, or had some since this was asked last; a server that does not answer has.
+
+        Raises SlipstreamError if it refuses to say.
+        """
         try:
-            text = self._ask("/metrics", seconds=2.0).decode()
-        except SlipstreamError:
+            lines = self._ask("/metrics", seconds=2.0).decode().splitlines()
+        except UnreachableError:
             return True
-        names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-        return any(line.startswith(names) and float(line.rsplit(" ", 1)[1]) > 0 for line in text.splitlines())
+
+        def total(*names: str) -> float:
+            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
+
+        said, before = total("vllm:generation_tokens_total{"), self._said
+        self._said = said
+        return total("vllm:num_requests_running{", "vllm:num_requests_waiting{") > 0 or said > before >= 0
 
     def _ask(self, path: str, body: bytes | None = None, seconds: float = SECONDS) -> bytes:
         if not self.url.startswith(("http://", "https://")):
@@ -51,7 +64,7 @@ class Server:
         except urllib.error.HTTPError as error:
             raise SlipstreamError(f"{self.url}: {_message(error.read(1 << 16)) or error.reason}") from error
         except (OSError, ValueError) as error:
-            raise SlipstreamError(f"{self.url}: {error}") from error
+            raise UnreachableError(f"{self.url}: {error}") from error
 
     def _json(self, data: bytes) -> dict[str, Any]:
         try:

@@ -28,6 +28,7 @@ from slipstream.training.curves import write_curves
 from slipstream.training.dataset import (
     Example,
     Split,
+    apart_from,
     coverage,
     data_fingerprint,
     examples_of,
@@ -60,6 +61,8 @@ CONTEXT = 256
 """Tokens of context at which S is foreseen."""
 PASS_OVER_BYTES = 1.4
 """What a draft pass takes beside its share of the bytes, the host's work included, as measured."""
+MOST_TOKENS = 8_000_000
+"""Tokens of answers that are read: more than a day's training comes to see, and a gigabyte as Python has them."""
 SPARE = 0.94
 """Share of the budget that is planned with: machines have moods, and states have to be written."""
 
@@ -104,7 +107,7 @@ def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], op
     if not examples and (foreign := left_out["another target's"]):
         raise UsageError(f"all {foreign} records are another model's answers: import them with --regenerate")
     chosen = split(examples, options.held_out)
-    others, _ = examples_of(generic, fingerprint, options.max_len)
+    others = apart_from(examples_of(generic, fingerprint, options.max_len)[0], chosen.held_out)
     tokenizer = load_tokenizer(checkpoint)
     always = [*tokenizer.eos, *tokenizer.special.values()]
     tokens = draft_vocabulary([*chosen.train, *others], options.draft_vocabulary, parts.config.vocabulary, always)
@@ -120,6 +123,8 @@ def train(
     that the drafter should have by now.
     """
     meter, parallel = Meter(), Parallel.start()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     learned = [*prepared.own.train, *prepared.generic]
     size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
     kind: Kind = KINDS[options.kind](Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed))
@@ -190,24 +195,55 @@ def _planned(
     trainer: Callable[[Schedule, Kind, Path], Trainer],
 ) -> Schedule:
     """The schedule: as many rounds as were wanted, as a stopped training had planned, or as the budget allows."""
-    plan = folder / PLAN
-    schedule, wanted = options.schedule, {"name": _name(prepared, options), "seconds": options.seconds}
-    if options.rounds is not None:
-        return replace(schedule, rounds=options.rounds)
+    plan, schedule, name = folder / PLAN, options.schedule, _name(prepared, options)
+    wanted: dict[str, Any] = {"name": name, "seconds": options.seconds, "rounds": options.rounds}
     if plan.is_file():
         known = json.loads(plan.read_text())
-        if {key: known.get(key) for key in wanted} == wanted:
-            return replace(schedule, rounds=int(known["rounds"]))
+        if {key: known.get(key) for key in wanted} != wanted:
+            raise UsageError(
+                f"another training was stopped in {folder} (of other traffic, or with other settings): go on with that "
+                f"one, or delete {plan} to begin anew"
+            )
+        return replace(schedule, rounds=int(known["planned"]))
+    rounds = options.rounds or _affordable(options, folder, kind, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / STATE).unlink(missing_ok=True)
+    scratch = folder / ".plan.json"
+    scratch.write_text(json.dumps(wanted | {"planned": rounds, "until": _newest(prepared)}))
+    os.replace(scratch, plan)
+    return replace(schedule, rounds=rounds)
+
+
+def _affordable(
+    options: TrainOptions, folder: Path, kind: Kind, trainer: Callable[[Schedule, Kind, Path], Trainer]
+) -> int:
+    """Rounds that the budget allows."""
     assert options.seconds is not None
+    schedule = options.schedule
     full = GAP * (schedule.uses - 1) + 2  # then a round is used as often as later ones are
     small = replace(schedule, rounds=full, round_tokens=max(1, schedule.round_tokens // TRIAL))
     each = TRIAL * trainer(small, kind.fresh(), folder / "never").practice(full)
-    rounds = max(2, math.floor(SPARE * options.seconds / each))
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / ".plan.json"
-    scratch.write_text(json.dumps(wanted | {"rounds": rounds, "seconds_a_round": each}))
-    os.replace(scratch, plan)
-    return replace(schedule, rounds=rounds)
+    return max(2, math.floor(SPARE * options.seconds / each))
+
+
+def _newest(prepared: Prepared) -> float:
+    """The time of the newest answer."""
+    return max(example.time for example in (*prepared.own.held_out, *prepared.generic))
+
+
+def read_until(folder: Path) -> float | None:
+    """Where a training was stopped in a folder, the time before which answers are to be read for it: others have come
+    since. None where there is none.
+    """
+    try:
+        return math.nextafter(float(json.loads((folder / PLAN).read_text())["until"]), math.inf)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def newest_within(records: int, tokens: int) -> int | None:
+    """How many records are read, the newest ones, so that memory is bounded; None: all."""
+    return int(records * MOST_TOKENS / tokens) if tokens > MOST_TOKENS else None
 
 
 def _features_model(prepared: Prepared, options: TrainOptions, layers: tuple[int, ...]) -> Model:
@@ -254,6 +290,7 @@ def _card(
         "answer_tokens": sum(example.answered for example in train),
         "held_out_answers": len(prepared.own.held_out),
         "held_out_since": prepared.own.held_out[0].time,
+        "newest": _newest(prepared),
         "left_out": prepared.left_out,
         "tags": sorted({example.tag for example in train}),
         "tokens_seen": curve.tokens[-1],
@@ -268,6 +305,6 @@ def _card(
         **meter.report(),
         "tau_estimate": curve.tau[-1],
         "acceptance_by_position": curve.acceptance[-1],
-        "curve": asdict(curve),
+        "curve": asdict(curve) | {"loss": [loss if math.isfinite(loss) else None for loss in curve.loss]},
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
