@@ -202,7 +202,7 @@ void check_tokens(const Array<int32_t>& start, const Array<int32_t>& token, int 
   bool ok = (int)start.shape(0) == rows + 1 && start.data()[0] == 0 && start.data()[rows] == (int)token.shape(0);
   for (int i = 0; ok && i < rows; ++i) ok = start.data()[i] <= start.data()[i + 1];
   for (size_t i = 0; ok && i < token.shape(0); ++i) ok = token.data()[i] >= 0 && token.data()[i] < vocabulary;
-  if (!ok) throw std::invalid_argument("adjusted or allowed tokens are outside the vocabulary or out of order");
+  if (!ok) throw std::invalid_argument("adjusted tokens are outside the vocabulary or out of order");
 }
 
 // Where what is drawn goes.
@@ -213,14 +213,15 @@ struct Outcome {
 };
 
 // The draws of a step. `ints` is [5, draws]: top_k, choice, position, stream, logprobs; `floats` is [3, draws]:
-// temperature, top_p, min_p; `adjust_value` [2, adjusted]: multiplier, addend.
+// temperature, top_p, min_p; `adjust_value` [2, adjusted]: multiplier, addend; `masks` [masks, words], see SampleInput.
 struct Draws {
   Table<int32_t> ints;
   Table<float> floats;
   Array<uint64_t> seed;
   Array<int32_t> adjust_start, adjust_token;
   Table<float> adjust_value;
-  Array<int32_t> allowed_start, allowed_token;
+  Array<int32_t> mask_of;
+  Table<uint32_t> masks;
 
   int count() const { return (int)seed.shape(0); }
   // Throws std::invalid_argument unless there is one draw for each of `logits` rows, all in order.
@@ -231,7 +232,9 @@ struct Draws {
         (int)out.logprobs.shape(0) != n || out.tokens.shape(1) != out.logprobs.shape(1) || out.tokens.shape(1) < 1)
       throw std::invalid_argument("one draw for every logit row");
     check_tokens(adjust_start, adjust_token, n, vocabulary);
-    check_tokens(allowed_start, allowed_token, n, vocabulary);
+    if ((int)mask_of.shape(0) != n) throw std::invalid_argument("one mask's number for every draw");
+    for (int r = 0; r < n; ++r)
+      if (mask_of.data()[r] >= (int)masks.shape(0)) throw std::invalid_argument("there is no such mask");
     for (int r = 0; r < n; ++r)
       if (ints.data()[4 * n + r] >= (int)out.tokens.shape(1)) throw std::invalid_argument("no room for that many log-probabilities");
   }
@@ -240,7 +243,7 @@ struct Draws {
     const int32_t* i = ints.data();
     const float *f = floats.data(), *value = adjust_value.data();
     return {n, f, f + n, f + 2 * n, i, i + n, i + 2 * n, i + 3 * n, i + 4 * n, seed.data(), adjust_start.data(), adjust_token.data(),
-            value, value + adjust_value.shape(1), allowed_start.data(), allowed_token.data()};
+            value, value + adjust_value.shape(1), mask_of.data(), masks.data(), (int)masks.shape(1)};
   }
 };
 
@@ -344,9 +347,9 @@ NB_MODULE(_native, m) {
   bind_suffix(m);
 
   nb::class_<Draws>(m, "Draws")
-      .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Array<int32_t>>(),
+      .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Table<uint32_t>>(),
            nb::arg("ints"), nb::arg("floats"), nb::arg("seed"), nb::arg("adjust_start"), nb::arg("adjust_token"), nb::arg("adjust_value"),
-           nb::arg("allowed_start"), nb::arg("allowed_token"));
+           nb::arg("mask_of"), nb::arg("masks"));
 
   nb::class_<PyExecutor>(m, "Executor")
       .def(nb::init<int, int, PyExecutor*>(), nb::arg("threads"), nb::arg("max_rows"), nb::arg("share").none() = nullptr)

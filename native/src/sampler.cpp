@@ -29,11 +29,11 @@ void adjust(std::vector<float>& x, const SampleInput& in, int row) {
     float& v = x[in.adjust_token[i]];
     v = (v > 0 ? v / in.adjust_mul[i] : v * in.adjust_mul[i]) + in.adjust_add[i];
   }
-  int from = in.allowed_start[row], to = in.allowed_start[row + 1];
-  if (from == to) return;
-  std::vector<float> kept(x.size(), kNever);
-  for (int i = from; i < to; ++i) kept[in.allowed_token[i]] = x[in.allowed_token[i]];
-  x.swap(kept);
+  if (in.mask_of[row] < 0) return;
+  const uint32_t* mask = in.masks + (size_t)in.mask_of[row] * in.mask_words;
+  const size_t told = std::min(x.size(), (size_t)in.mask_words * 32);
+  for (size_t i = 0; i < told; ++i) x[i] = mask[i >> 5] >> (i & 31) & 1 ? x[i] : kNever;
+  std::fill(x.begin() + told, x.end(), kNever);
 }
 
 // How many of the sorted candidates survive; `whole` is the sum of all weights if they are not all there.
@@ -120,8 +120,7 @@ void log_probabilities(const float* logits, int vocabulary, const int32_t* ids, 
 
 bool sliceable(const SampleInput& in, int row) {
   bool filtered = in.temperature[row] > 0 && (in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
-  return !filtered && in.logprobs[row] < 0 && in.adjust_start[row] == in.adjust_start[row + 1] &&
-         in.allowed_start[row] == in.allowed_start[row + 1];
+  return !filtered && in.logprobs[row] < 0 && in.adjust_start[row] == in.adjust_start[row + 1] && in.mask_of[row] < 0;
 }
 
 void sample_slice(const float* logits, int first, int n, const SampleInput& in, int row, float* best, int* index) {
@@ -136,7 +135,7 @@ void sample_slice(const float* logits, int first, int n, const SampleInput& in, 
 void sample_row(const float* logits, int vocabulary, const int32_t* ids, const SampleInput& in, int row, SampleOutput& out) {
   float best;
   int token;
-  bool adjusted = in.adjust_start[row] != in.adjust_start[row + 1] || in.allowed_start[row] != in.allowed_start[row + 1];
+  bool adjusted = in.adjust_start[row] != in.adjust_start[row + 1] || in.mask_of[row] >= 0;
   bool filtered = in.temperature[row] > 0 && (ids || in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
   if (!adjusted && !filtered) {
     sample_slice(logits, 0, vocabulary, in, row, &best, &token);

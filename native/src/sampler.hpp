@@ -15,7 +15,9 @@ struct SampleInput {
   const uint64_t* seed;
   const int32_t *adjust_start, *adjust_token;
   const float *adjust_mul, *adjust_add;
-  const int32_t *allowed_start, *allowed_token;  // CSR; an empty list allows all
+  const int32_t* mask_of;  // the row's mask, or -1: all tokens are allowed
+  const uint32_t* masks;   // [masks][mask_words], a bit for a token; tokens after the last word are not allowed
+  int mask_words;
 };
 
 // Outcomes, [rows][width]: column 0 is the token drawn, the others are the likeliest.
@@ -26,7 +28,7 @@ struct SampleOutput {
 };
 
 // Draw row `row` from logits [vocabulary]; called by one thread. With `ids` the logits are those of these tokens only;
-// adjusted and allowed tokens are given by place, drawn ones by token. Tokens too unlikely to matter for a draft are left out.
+// adjusted and masked tokens are given by place, drawn ones by token. Tokens too unlikely to matter for a draft are left out.
 void sample_row(const float* logits, int vocabulary, const int32_t* ids, const SampleInput& in, int row, SampleOutput& out);
 // Whether a row can be drawn in slices of the vocabulary: no filter, no adjustment, no log-probabilities.
 bool sliceable(const SampleInput& in, int row);

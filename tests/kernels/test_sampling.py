@@ -13,7 +13,7 @@ from slipstream.kernels.reference.sampling import draw, keep
 from slipstream.models.weights import ArrayWeights
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, Recorder, Row, Rows
 from slipstream.program.noise import gumbel, random_words
-from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
+from slipstream.program.sampling import Draw, DrawColumns, Mask, SamplingParams, mask_of
 
 VOCABULARY = 300
 
@@ -43,8 +43,8 @@ PARAMS = st.builds(
     top_p=st.sampled_from([0.1, 0.7, 0.95, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5]),
     logprobs=st.sampled_from([None, 0, 7]),
-    allowed_tokens=st.sampled_from([(), (3, 70, 299)]),
 )
+MASKS = st.sampled_from([None, mask_of((3, 70, 299)), mask_of(range(0, 40))])
 ADJUST = st.lists(
     st.tuples(
         st.integers(0, VOCABULARY - 1),
@@ -57,9 +57,11 @@ ADJUST = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1)), min_size=1, max_size=8))
-def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int]]) -> None:
-    draws = DrawColumns.of([Draw(p, seed, i, 17 + i, adjust=adjust) for i, (p, adjust, seed) in enumerate(requests)])
+@given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1), MASKS), min_size=1, max_size=8))
+def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int, Mask | None]]) -> None:
+    draws = DrawColumns.of(
+        [Draw(p, seed, i, 17 + i, adjust=adjust, mask=m) for i, (p, adjust, seed, m) in enumerate(requests)]
+    )
     expected = draw(TABLE[: len(requests)], draws)
     actual = EXECUTABLE.step(rows_of(len(requests)), draws).drawn
     assert actual is not None

@@ -78,3 +78,11 @@ def server(tiny_gguf: Path) -> Iterator[Server]:
     running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
     yield running
     stop(running)
+
+
+@pytest.fixture(scope="session")
+def real_server(smollm: Path) -> Iterator[Server]:
+    """A real model, for whatever needs sense: tools, structured answers, other protocols."""
+    running = start(smollm, "--api-key", KEY, "--kv-cache-gb", "0.2", "--max-model-len", "2048")
+    yield running
+    stop(running)

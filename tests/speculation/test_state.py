@@ -13,6 +13,7 @@ from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.program import Draft
 from slipstream.program.sampling import SamplingParams
+from slipstream.scheduling import Plan, State, schedule
 from slipstream.speculation import Ask, Controller, Drafter, ModelDrafter
 from slipstream.speculation.eagle3_tree import TreeShape
 from tests.engine.test_jitter import Said, collect
@@ -169,6 +170,29 @@ def test_random_weights_switch_themselves_off(tiny_gguf: Path, tmp_path: Path) -
         assert rounds[-1] - rounds[len(rounds) // 2] <= 3
 
 
+def test_who_is_never_wanted_is_left_alone(tiny_gguf: Path, tmp_path: Path) -> None:
+    """What the planner has no room for it hears of, too: an offer at every step costs the host's time for nothing."""
+    model, drafter = loaded("eagle3-tree", tiny_gguf, tmp_path)
+    drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
+    controller, offered = Controller([drafter]), []
+    offers = controller.offers
+
+    def watched(*arguments: object) -> object:
+        offered.append(bool(found := offers(*arguments)))  # type: ignore[arg-type]
+        return found
+
+    def planner(state: State) -> Plan:
+        plan = schedule(state)
+        return plan._replace(spans=[span._replace(drafts=0) for span in plan.spans])
+
+    controller.offers = watched  # type: ignore[assignment,method-assign]
+    engine = Engine(model, SLOW, controller=controller, planner=planner, ahead=False)
+    params = replace(requests_of(random.Random(1), 1)[0][1], max_tokens=120, n=1, ignore_eos=True)
+    list(engine.run(engine.add([1, 2, 3], params)))
+    assert any(offered)
+    assert sum(offered) < 10
+
+
 def test_another_drafter_never_reads_the_blocks_of_the_last(tiny_gguf: Path, tmp_path: Path) -> None:
     model, first = loaded("eagle3", tiny_gguf, tmp_path / "a")
     prompt = [3] * 70
@@ -176,7 +200,7 @@ def test_another_drafter_never_reads_the_blocks_of_the_last(tiny_gguf: Path, tmp
     engine = Engine(model, SLOW, controller=Eager([first]))
     answers(engine, [(prompt, params)])
     assert engine.prefix is not None
-    node = engine.prefix.find(replace(model.namespace, salt="/"), prompt, 2)
+    node = engine.prefix.find(replace(model.namespace, salt="0 /"), prompt, 2)
     assert node is not None
     assert node.drafted(first.state) == 2
     assert node.drafted("another") == 0

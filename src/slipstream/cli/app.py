@@ -12,6 +12,7 @@ from slipstream.cli import (
     bench_spec,
     ceiling,
     chat,
+    collect_env,
     drafter,
     drafter_deploy,
     explain,
@@ -20,6 +21,7 @@ from slipstream.cli import (
     probe,
     pull,
     quality,
+    run_batch,
     serve,
     traffic,
 )
@@ -41,6 +43,8 @@ app.command("levers")(levers.levers_command)
 app.command("explain")(explain.explain)
 app.command("serve")(serve.serve)
 app.command("quality")(quality.quality)
+app.command("run-batch")(run_batch.run_batch)
+app.command("collect-env")(collect_env.collect_env)
 bench.app.command("serve")(bench_serving.serve)
 bench.app.command("replay")(bench_serving.replay_trace)
 bench.app.command("record")(bench_serving.record)

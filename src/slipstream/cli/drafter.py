@@ -51,7 +51,7 @@ def train(
     generic_share: Annotated[float, typer.Option("--generic-share", help="Share of what is learned from it.")] = 0.1,
     start_from: Annotated[Path | None, typer.Option("--from", help="A drafter's folder to begin with.")] = None,
     draft_vocabulary: Annotated[
-        int | None, typer.Option("--draft-vocabulary", help="Tokens of its head; default: 98.5 % of what is said.")
+        int | None, typer.Option("--draft-vocabulary", help="Tokens of its head; default: 97 % of what is said.")
     ] = None,
     held_out: Annotated[
         float, typer.Option("--held-out", help="Share of the newest answers, never learned from.")
@@ -62,7 +62,7 @@ def train(
     ] = "",
     max_len: Annotated[int, typer.Option("--max-len", help="Longer answers are cut.")] = 1024,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1.5e-3,
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens")] = 768,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens")] = 512,
     round_tokens: Annotated[
         int, typer.Option("--round-tokens", help="Tokens whose features are in memory at a time, a few times over.")
     ] = 16384,

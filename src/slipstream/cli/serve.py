@@ -29,10 +29,7 @@ from slipstream.cli.options import (
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
-    from slipstream.engine.worker import WorkerOptions
-    from slipstream.serving.app import ServerLimits
-    from slipstream.serving.keys import Keys
-    from slipstream.training.recorder import RecordOptions
+    from slipstream.serving.opening import Opening
 
 BACKLOG = 2048
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -63,6 +60,10 @@ def serve(
     quantization: Quantization = "none",
     threads: Threads = None,
     no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching")] = False,
+    prefix_store: Annotated[
+        str | None,
+        typer.Option("--prefix-store", help="Keep cached prefixes on disk, across restarts: FOLDER[,gb=8]."),
+    ] = None,
     tpot_target: Annotated[
         float | None, typer.Option("--tpot-target", help="Seconds between tokens that running streams can bear.")
     ] = None,
@@ -86,13 +87,24 @@ def serve(
             help="Keep answers as token ids for training: FILE[,asked][,gb=1][,days=90][,redact=MODULE:FUNCTION].",
         ),
     ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option("--tool-call-parser", help="hermes, llama3, mistral or json; default: what the template says."),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option("--reasoning-parser", help="think, seed, mistral or none; default: what the template says."),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
 ) -> None:
     """Serve a model to many users at once."""
     from slipstream.engine.drafters import Speculative, verification_of
+    from slipstream.engine.shelving import parse_store
     from slipstream.engine.worker import WorkerOptions
-    from slipstream.serving.app import ServerLimits
+    from slipstream.serving.exchange import ServerLimits
     from slipstream.serving.keys import load_keys
+    from slipstream.serving.opening import Opening
+    from slipstream.text.parsers import REASONING, TOOLS
     from slipstream.training.recorder import RecordOptions
     from slipstream.weights.references import resolve
 
@@ -106,10 +118,20 @@ def serve(
     ):
         if not value > 0:
             raise UsageError(f"{name} must be positive")
+    for name, given, known in (
+        ("--tool-call-parser", tool_call_parser, [*TOOLS]),
+        ("--reasoning-parser", reasoning_parser, [*REASONING, "none"]),
+    ):  # fmt: skip
+        if given is not None and given not in known:
+            raise UsageError(f"{name} is one of {', '.join(known)}, not {given!r}")
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     with progress_bar() as bar:
         path = resolve(model, bar)
     recording = RecordOptions.parse(record) if record is not None else None
+    if prefix_store is not None:
+        parse_store(prefix_store)
+        if no_prefix_caching:
+            raise UsageError("--prefix-store needs the prefix cache: leave --no-prefix-caching out")
     Speculative.parse(speculative)
     verification_of(verify)
     if not 0 <= fixed_size_flush <= 1024:
@@ -138,12 +160,14 @@ def serve(
         ttft_target=ttft_target,
         speculative=speculative,
         verify=verify,
+        prefix_store=prefix_store or "",
     )
     limits = ServerLimits(max_queue, int(max_body_mb * (1 << 20)), request_timeout, fixed_size_flush)
     listener = _listen(host, port)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    name = served_model_name or model
-    served = asyncio.run(_serve(worker, path, name, keys, limits, listener, drain_timeout, recording))
+    formats = (tool_call_parser, reasoning_parser)
+    opening = Opening(worker, path, served_model_name or model, keys, limits, recording, formats)
+    served = asyncio.run(_serve(opening, listener, drain_timeout))
     if explain:
         print(expected.compared(served), file=sys.stderr)
 
@@ -167,42 +191,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(
-    worker: WorkerOptions,
-    path: Path,
-    served_name: str,
-    keys: Keys,
-    limits: ServerLimits,
-    listener: socket.socket,
-    drain_timeout: float,
-    recording: RecordOptions | None,
-) -> list[float]:
+async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float) -> list[float]:
     """Serve until a signal comes; returns tokens a second of each answer after its first token."""
     import uvicorn
 
-    from slipstream.engine.client import EngineClient
-    from slipstream.models import read_config
-    from slipstream.serving.app import Api
-    from slipstream.serving.recording import Served
-    from slipstream.speculation.card import fingerprint_of
-    from slipstream.text import load_tokenizer
-    from slipstream.text.template import ChatTemplate, hash_of
-    from slipstream.training.recorder import Recorder
-    from slipstream.weights.open import open_checkpoint
+    from slipstream.serving.opening import opened
 
-    recorder = Recorder(recording) if recording is not None else None
-    client = EngineClient(worker)
-    loading = asyncio.create_task(client.start())
-    checkpoint = await asyncio.to_thread(open_checkpoint, path)
-    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
-    template = ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None
-    try:
-        info = await loading
-    except BaseException:
-        await client.close()
-        raise
-    origin = Served(fingerprint_of(read_config(checkpoint), checkpoint), hash_of(tokenizer.chat_template))
-    api = Api(client, tokenizer, template, served_name, keys, limits, recorder, origin)
+    found = await opened(opening)
+    api, info = found.api, found.info
 
     class Server(uvicorn.Server):
         """Says that it is going away as soon as it is asked to, and then ends well."""
@@ -226,7 +222,7 @@ async def _serve(
     listener.listen(BACKLOG)  # before it is said that anybody may come
     address, port = listener.getsockname()[:2]
     print(
-        f"{served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "
+        f"{opening.served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "
         f"{info.weight_bytes / 1e6:.0f} MB weights, {info.cache_tokens} tokens of cache "
         f"({info.kv_bytes / 1e6:.0f} MB, {info.kv_format}), room for {info.spare_tokens} moved out of it "
         f"({info.spare_bytes / 1e6:.0f} MB), up to {info.buffer_bytes / 1e6:.0f} MB of buffers, "
@@ -237,7 +233,5 @@ async def _serve(
     try:
         await server.serve(sockets=[listener])
     finally:
-        await client.close()
-        if recorder is not None:
-            recorder.close()
+        await found.close()
     return list(api.metrics.rates)

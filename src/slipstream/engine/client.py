@@ -21,6 +21,8 @@ from slipstream.engine.messages import (
     Cancel,
     Deploy,
     Deployed,
+    Embed,
+    Embedded,
     EngineInfo,
     Explain,
     Explained,
@@ -87,6 +89,7 @@ class EngineClient:
         self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._deployments: dict[int, asyncio.Future[Deployed]] = {}
+        self._embeddings: dict[int, asyncio.Future[list[bytes]]] = {}
         self._deployed: Deploy | None = None  # what an engine that is started again is told anew
         self._given_again = -math.inf
         self._next = 0
@@ -173,6 +176,22 @@ class EngineClient:
         finally:
             self._answers.pop(number, None)
 
+    async def embed(self, prompts: list[list[int]], pooling: str, *, normalize: bool) -> list[bytes]:
+        """Vectors of prompts, float32. Raises SlipstreamError."""
+        number, self._next = self._next, self._next + 1
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._embeddings[number] = answer
+        self.open += 1
+        try:
+            self._send(Embed(number, prompts, pooling, normalize))
+            return await answer
+        finally:
+            self.open -= 1
+            del self._embeddings[number]
+            if not answer.done() or answer.cancelled():
+                with contextlib.suppress(SlipstreamError):
+                    self._send(Cancel(number))
+
     async def deploy(self, folder: str, stage: str, share: float, *, auto: bool) -> list[str]:
         """Have a drafter loaded and put to work, or its stage changed; returns warnings. Raises SlipstreamError."""
         number, self._next = self._next, self._next + 1
@@ -239,7 +258,9 @@ class EngineClient:
             died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
             for queue in self._queues.values():
                 queue.put_nowait(died)
-            waiting: list[asyncio.Future[Any]] = [*self._answers.values(), *self._deployments.values()]
+            waiting: list[asyncio.Future[Any]] = [
+                *self._answers.values(), *self._deployments.values(), *self._embeddings.values()
+            ]  # fmt: skip
             for future in waiting:
                 if not future.done():
                     future.set_exception(died)
@@ -271,6 +292,11 @@ class EngineClient:
             case Refused(number, reason):
                 if (queue := self._queues.get(number)) is not None:
                     queue.put_nowait(RequestRefusedError(reason))
+                elif (embedding := self._embeddings.get(number)) is not None and not embedding.done():
+                    embedding.set_exception(RequestRefusedError(reason))
+            case Embedded(number, vectors):
+                if (embedding := self._embeddings.get(number)) is not None and not embedding.done():
+                    embedding.set_result(vectors)
             case Pong(stats):
                 if stats.disappointment and not self.stats.disappointment:
                     log.warning("%s", stats.disappointment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
@@ -19,6 +20,8 @@ from slipstream.speculation import Computed, Controller, Drafter, ExactVerificat
 
 Float32Array = npt.NDArray[np.float32]
 
+log = logging.getLogger(__name__)
+
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
 
@@ -26,11 +29,18 @@ LISTEN_EVERY = 8
 class Drafting:
     """What an engine does about drafts; without a controller, nothing."""
 
-    def __init__(self, controller: Controller | None, verification: Verification | None, holdings: Holdings):
-        self.controller = controller
+    def __init__(
+        self,
+        controller: Controller | None,
+        verification: Verification | None,
+        holdings: Holdings,
+        vocabulary: int,
+    ):
+        self.controller, self._vocabulary = controller, vocabulary
         self._verification = verification or ExactVerification()
         self._holdings = holdings
         self._quiet = 0
+        self._offered = False
         self.resting = False
         """Whether nothing is drafted for now, and nothing learned."""
 
@@ -50,8 +60,7 @@ class Drafting:
         if self.controller is not None:
             root, sequence.alone = self.controller.place(sequence)
             if root:
-                salt = f"{sequence.namespace.salt}/{root}"
-                sequence.namespace = replace(sequence.namespace, salt=salt)
+                sequence.namespace = replace(sequence.namespace, adapter=root)
 
     def offers(
         self, sequences: SequenceOf[Sequence], cost: CostModel | None, under_way: bool
@@ -60,6 +69,7 @@ class Drafting:
 
         Nothing is offered while a step is `under_way`: its tokens are not known.
         """
+        self._offered = False
         if self.controller is None or self.resting or cost is None or under_way:
             self._quiet += self._quiet > 0
             return {}, 0.0
@@ -67,17 +77,27 @@ class Drafting:
         if not eligible:
             return {}, 0.0
         offers = self.controller.offers(eligible, cost)
+        self._offered = bool(offers)
         self._quiet = 0 if offers else self._quiet + 1
         neural = sum(offer.neural for offer in offers.values()) if offers else 0
         return offers, self.controller.draft_pass(neural) if neural else 0.0
 
     def drafts(self, plan: Plan) -> tuple[dict[int, Draft], float]:
-        """The drafts that a plan has room for, by id of the sequence, and the seconds that making them took."""
-        if self.controller is None or not any(span.drafts for span in plan.spans):
+        """The drafts that a plan has room for, by id of the sequence, and the seconds that making them took.
+
+        The controller hears of it too where none of what it offered was wanted.
+        """
+        if self.controller is None or not self._offered:
             return {}, 0.0
         begun = time.perf_counter()
         drafts = self.controller.draft(plan)
+        if any(not self._exist(draft) for draft in drafts.values()):
+            log.warning("a drafter proposed tokens that the model does not have; they are left out")
+            drafts = {key: draft for key, draft in drafts.items() if self._exist(draft)}
         return drafts, time.perf_counter() - begun
+
+    def _exist(self, draft: Draft) -> bool:
+        return min(draft.tokens) >= 0 and max(draft.tokens) < self._vocabulary
 
     def scratch(self, drafts: int) -> int:
         """Slots beyond those of the drafts that making them may take."""

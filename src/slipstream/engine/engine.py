@@ -12,13 +12,15 @@ from dataclasses import replace
 from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.flight import Flight, Forecast
+from slipstream.engine.grammar import Grammars
 from slipstream.engine.holdings import Holdings
 from slipstream.engine.model import Model
 from slipstream.engine.output import Chunk, FinishReason, OutputState, TokenLogprob
 from slipstream.engine.request import Request, Terms, Timings
+from slipstream.engine.shelving import Shelving
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kernels.native import NativeExecutable, usable_cores
-from slipstream.kvcache import BlockPool, PrefixCache
+from slipstream.kvcache import BlockPool, PrefixCache, Shelf
 from slipstream.program import BLOCK_SLOTS, Draft, Rows
 from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
 from slipstream.roofline.accounting import Accounting
@@ -60,9 +62,10 @@ class Engine:
             model.executable, model.blocks, model.spare_blocks, cost, model.cache.bytes_per_token,
             controller.neural if controller is not None else None,
         )  # fmt: skip
-        self.drafting = Drafting(controller, verification, self._holdings)
+        self.drafting = Drafting(controller, verification, self._holdings, model.config.vocabulary)
         if not prefix_cache:
             self._holdings.prefix = None
+        self.grammars = Grammars(model.tokenizer, model.config.vocabulary)
         self.timings: dict[int, Timings] = {}
         self.preemptions = 0
         """Times that a sequence lost its blocks, since the start."""
@@ -71,6 +74,7 @@ class Engine:
         self.served: dict[str, float] = {}
         """Rows that each tenant with an open request has had."""
         self._sequences: list[Sequence] = []
+        self._borrowed: list[list[int]] = []
         self._requests: dict[int, Request] = {}
         self._flights: deque[Flight] = deque()
         self._steady: Flight | None = None
@@ -125,7 +129,7 @@ class Engine:
         now = time.perf_counter()
         number, self._next_request = self._next_request, self._next_request + 1
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        namespace = replace(self.model.namespace, salt=f"{terms.tenant}/{terms.cache_salt}")
+        namespace = replace(self.model.namespace, salt=f"{len(terms.tenant)} {terms.tenant}/{terms.cache_salt}")
         limit = self.model.max_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
@@ -140,6 +144,8 @@ class Engine:
                 waits_for=first, tenant=terms.tenant, priority=terms.priority, arrived=now,
                 deadline=now + terms.timeout, tag=terms.tag,
             )  # fmt: skip
+            if params.grammar:
+                sequence.constraint = self.grammars.constraint(params.grammar)
             self.drafting.place(sequence)
             first = first or sequence
             request.outputs[choice] = OutputState(sequence, self.model.tokenizer)
@@ -229,9 +235,37 @@ class Engine:
             flight.expected = cost.seconds(flight.shape(self.model.cache))
         return max(0.0, max(flight.planned, self._accounts.landed) + flight.expected - time.perf_counter())
 
+    def keep_blocks(self, shelf: Shelf) -> None:
+        """Put cached blocks on a shelf when there is time (`shelve`), and look there for what prompts begin with."""
+        if self.prefix is not None:
+            self._holdings.shelving = Shelving(shelf, self.model.executable, self.pool, self.prefix)
+
+    @property
+    def shelving(self) -> bool:
+        """Whether there are cached blocks to be put on the shelf, and time for it."""
+        shelving = self._holdings.shelving
+        return shelving is not None and shelving.waiting and not self.busy
+
+    def shelve(self) -> None:
+        """Put one cached block on the shelf."""
+        assert self._holdings.shelving is not None
+        self._holdings.shelving.put_one()
+
+    def borrow(self, count: int) -> list[int]:
+        """So many blocks for somebody who computes in them between two steps."""
+        blocks = self.pool.take(count)
+        self._borrowed.append(blocks)
+        return blocks
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Blocks that were borrowed."""
+        if blocks:
+            self._borrowed.remove(blocks)
+            self.pool.release(blocks)
+
     def check(self) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared."""
-        self._holdings.check(self._sequences)
+        self._holdings.check(self._sequences, self._borrowed)
 
     def exclude(self, seconds: float) -> None:
         """Leave so much of the time until the next step out of the accounts: the caller measured something."""

@@ -12,6 +12,7 @@ from functools import cache
 
 import numpy as np
 
+from slipstream.engine.shelving import Shelving
 from slipstream.kernels import Executable
 from slipstream.kvcache import BlockPool, PrefixCache
 from slipstream.program import BLOCK_SLOTS, StepShape
@@ -44,13 +45,15 @@ class Holdings:
         """
         self._executable, self._drafter = executable, drafter
         self.pool, self.spare = BlockPool(blocks), BlockPool(spare)
+        self.shelving: Shelving | None = None
         self.prefix: PrefixCache | None = PrefixCache(self.pool, block_price(cost, kv_bytes) if cost else None)
 
     def peek(self, sequence: Sequence) -> int:
         """Tokens of a sequence without blocks that the prefix cache knows."""
         if self.prefix is None or sequence.alone:
             return 0
-        return self.prefix.peek(sequence.namespace, sequence.tokens)
+        known = self.prefix.peek(sequence.namespace, sequence.tokens)
+        return self.shelving.peek(sequence, known) if self.shelving is not None else known
 
     def take(self, sequence: Sequence, rows: int, scratch: int = 0) -> None:
         """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows.
@@ -62,6 +65,8 @@ class Holdings:
         elif not sequence.blocks and self.prefix is not None and not sequence.alone:
             sequence.blocks, sequence.node = self.prefix.match(sequence.namespace, sequence.tokens)
             sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
+            if self.shelving is not None:
+                self.shelving.fetch(sequence)
             if not sequence.preemptions:
                 sequence.cached = sequence.computed
             if self._drafter is not None and sequence.node is not None:
@@ -162,10 +167,10 @@ class Holdings:
         self._executable.copy_blocks(np.empty((0, 2), np.int32))  # copies that wait for its next step are made now
         self._executable, self._drafter = executable, drafter
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raise ValueError if blocks were leaked or are wrongly shared."""
+    def check(self, sequences: Iterable[Sequence], borrowed: Iterable[list[int]] = ()) -> None:
+        """Raise ValueError if blocks were leaked or are wrongly shared; some are `borrowed` by others."""
         held = list(sequences)
-        self.pool.check([s.blocks for s in held], self.prefix.blocks() if self.prefix else ())
+        self.pool.check([*(s.blocks for s in held), *borrowed], self.prefix.blocks() if self.prefix else ())
         self.spare.check([s.saved for s in held])
 
     def _copy(self, pairs: Iterable[tuple[int, int]]) -> None:

@@ -36,6 +36,15 @@ class Explain(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
 
 
+class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Answer with Embedded, or Refused: each prompt's hidden states, pooled by their mean or the last one."""
+
+    number: int
+    prompts: list[list[int]]
+    pooling: str
+    normalize: bool
+
+
 class Deploy(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Load a drafter's folder and let it look on or draft; with no folder, change the stage of the one that is there.
 
@@ -125,6 +134,7 @@ class Stats:
     saved: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    shelf_hits: int = 0
     drafts: list[DraftStats] = field(default_factory=list)
     speedup_predicted: float = 1.0
     speedup_measured: float = 1.0
@@ -187,6 +197,13 @@ class Explained(msgspec.Struct, tag=True, array_like=True, frozen=True):
     waterfall: str
 
 
+class Embedded(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Vectors, little-endian float32."""
+
+    number: int
+    vectors: list[bytes]
+
+
 class Deployed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A drafter was loaded, or its stage changed; or why not."""
 
@@ -203,8 +220,8 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     wrong_use: bool
 
 
-ToEngine = Submit | Cancel | Ping | Explain | Deploy | Stop
-FromEngine = Ready | News | Refused | Pong | Explained | Deployed | Failed
+ToEngine = Submit | Cancel | Ping | Explain | Embed | Deploy | Stop
+FromEngine = Ready | News | Refused | Pong | Explained | Embedded | Deployed | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

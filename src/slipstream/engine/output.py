@@ -43,7 +43,7 @@ class OutputState:
 
     def __post_init__(self) -> None:
         params = self.sequence.params
-        self.detokenizer = self.tokenizer.detokenizer()
+        self.detokenizer = self.tokenizer.detokenizer(params.shown)
         self.stops = StopStrings(params.stop) if params.stop else None
         self.ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -53,15 +53,18 @@ class OutputState:
         """Account for a token that was just appended to the sequence."""
         sequence, params = self.sequence, self.sequence.params
         enough = not params.min_tokens or sequence.generated >= params.min_tokens
+        constraint = sequence.constraint
+        over = constraint is not None and constraint.over
         reason: FinishReason | None = None
         stop: str | int | None = None
-        if token in self.ends and enough:
+        if token in self.ends and (enough or over):
             text, reason = self.detokenizer.finish(), "stop"
             stop = token if token in params.stop_token_ids else None
         else:
             text = self.detokenizer.add(token)
-            if len(sequence.tokens) >= sequence.limit:
-                text, reason = text + self.detokenizer.finish(), "length"
+            if over or len(sequence.tokens) >= sequence.limit:
+                whole = over and constraint is not None and not constraint.failed
+                text, reason = text + self.detokenizer.finish(), "stop" if whole else "length"
         if self.stops is not None and enough:
             text, hit = self.stops.add(text)
             if hit is not None:

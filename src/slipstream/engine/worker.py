@@ -15,7 +15,9 @@ import zmq
 from slipstream.engine.ceiling import measure_ceiling
 from slipstream.engine.cost import cost_model
 from slipstream.engine.deployment import Deployment
+from slipstream.engine.desk import Desk
 from slipstream.engine.drafters import Speculative, load_speculative, verification_of
+from slipstream.engine.embedding import Embedder
 from slipstream.engine.engine import Engine
 from slipstream.engine.explain import explain_traffic
 from slipstream.engine.messages import (
@@ -23,6 +25,8 @@ from slipstream.engine.messages import (
     Deploy,
     Deployed,
     DraftStats,
+    Embed,
+    Embedded,
     EngineInfo,
     Explain,
     Explained,
@@ -42,14 +46,22 @@ from slipstream.engine.messages import (
 )
 from slipstream.engine.model import LoadOptions, Model
 from slipstream.engine.request import Timings
+from slipstream.engine.shelving import parse_store
 from slipstream.errors import SlipstreamError, UsageError
+from slipstream.kernels.native import NativeExecutable
+from slipstream.kvcache import Shelf
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits
+from slipstream.speculation.card import fingerprint_of
 from slipstream.speculation.settings import Drawing
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.references import resolve
 
 _DIE_WITH_PARENT = 1
 PLANNING = 1e-3
 """Seconds before the end of a step at which the next one is planned."""
+SHELVING = 1.5
+"""Seconds that putting blocks on the shelf may take at the end."""
 LOADING = 20
 """Milliseconds that an idle engine sleeps at a time while a drafter is being loaded."""
 CHECK_AFTER = 0.5
@@ -73,6 +85,7 @@ class WorkerOptions:
     ttft_target: float | None = None
     speculative: str = "auto"
     verify: str = "exact"
+    prefix_store: str = ""
 
     def load(self) -> LoadOptions:
         """How to load the model."""
@@ -99,24 +112,40 @@ class Worker:
         self._stopping = False
         self._stepped, self._checked = 0.0, True
         self._deployment = Deployment(engine, drawing)
+        self._desk = Desk(engine.grammars)
+        self._embedder = Embedder(engine)
 
     def run(self) -> None:
         """Until told to stop, and everything that runs has ended. Raises ValueError if the idle engine is damaged."""
-        while not (self._stopping and not self.engine.busy):
+        while not self._stopping or self.engine.busy or self._desk.waiting or self._embedder.busy:
             if self.socket.poll(self._patience()):
                 self._listen()
             self._say(self._deployment.settle())
+            for request, problem in self._desk.done():
+                self._add(request, problem)
             if self.engine.busy and not self._patience():
                 self._step()
                 self._stepped, self._checked = time.monotonic(), False
+            if self._embedder.busy and (done := self._embedder.step()) is not None:
+                self.socket.send(encode(Embedded(*done)))
+            if self.engine.shelving:
+                self.engine.shelve()
             if not (self._checked or self.engine.busy) and time.monotonic() - self._stepped > CHECK_AFTER:
                 self.engine.check()
                 self._checked = True
 
+    def close(self) -> None:
+        """Put what is left on the shelf, as far as there is time."""
+        until = time.monotonic() + SHELVING
+        while self.engine.shelving and time.monotonic() < until:
+            self.engine.shelve()
+
     def _patience(self) -> int | None:
         """Milliseconds to listen: the next step is planned when the one under way is about to end, and not before."""
+        if self._embedder.busy or self.engine.shelving:
+            return 0
         if not self.engine.busy:
-            return LOADING if self._deployment.loading else None
+            return LOADING if self._deployment.loading or self._desk.waiting else None
         return int(1e3 * max(0.0, self.engine.seconds_left() - PLANNING))
 
     def _listen(self) -> None:
@@ -129,15 +158,19 @@ class Worker:
 
     def _obey(self, message: ToEngine) -> None:
         match message:
-            case Submit(number, prompt, params, terms):
+            case Submit():
+                if self._desk.take(message):
+                    self._add(message)
+            case Embed(number, prompts, pooling, normalize):
                 try:
-                    ours = self.engine.add(prompt, params, terms)
+                    self._embedder.add(number, prompts, pooling, normalize=normalize)
                 except UsageError as error:
                     self.socket.send(encode(Refused(number, str(error))))
-                    return
-                self._numbers[ours], self._ours[number] = number, ours
             case Cancel(number):
-                if number in self._ours:
+                self._embedder.drop(number)
+                if self._desk.drop(number):
+                    pass
+                elif number in self._ours:
                     ours = self._ours.pop(number)
                     self._numbers.pop(ours, None)
                     self.engine.cancel(ours)
@@ -151,6 +184,16 @@ class Worker:
                 self._say(self._deployment.begin(message))
             case Stop():
                 self._stopping = True
+
+    def _add(self, request: Submit, problem: str = "") -> None:
+        try:
+            if problem:
+                raise UsageError(problem)
+            ours = self.engine.add(request.prompt, request.params, request.terms)
+        except UsageError as error:
+            self.socket.send(encode(Refused(request.number, str(error))))
+            return
+        self._numbers[ours], self._ours[request.number] = request.number, ours
 
     def _say(self, deployed: Deployed | None) -> None:
         if deployed is not None:
@@ -215,6 +258,7 @@ class Worker:
             engine.saved,
             prefix.queries if prefix else 0,
             prefix.hits if prefix else 0,
+            prefix.shelf_hits if prefix else 0,
             *self._drafts(),
             dict(totals.rows),
             dict(totals.step_rows),
@@ -248,6 +292,8 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
     engine = Engine(
         model, cost, limits=limits, prefix_cache=options.prefix_cache, controller=controller, verification=verification
     )
+    if options.prefix_store:
+        engine.keep_blocks(_shelf(options.prefix_store, model))
     info = EngineInfo(
         options.model,
         model.max_len,
@@ -272,6 +318,14 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
     return Worker(model, engine, ceiling.tok_s, socket, drawing)
 
 
+def _shelf(store: str, model: Model) -> Shelf:
+    """The folder of cached blocks, for these very weights."""
+    folder, most = parse_store(store)
+    origin = fingerprint_of(model.config, open_checkpoint(resolve(model.reference)))
+    assert isinstance(model.executable, NativeExecutable)
+    return Shelf(folder, most, model.executable.operands.cache.block_bytes, origin)
+
+
 def main() -> None:
     """Load, answer, end."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -291,6 +345,7 @@ def main() -> None:
         context.term()
         sys.exit(1)
     worker.run()
+    worker.close()
     socket.close()
     context.term()
 

@@ -96,7 +96,7 @@ class Executable(Protocol):
     def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
         """The head's rows stand for these tokens, ascending: draws are given by them, and take their noise.
 
-        Adjusted and allowed tokens are given by row all the same.
+        Adjusted and masked tokens are given by row all the same.
         """
 
     def sibling(self, program: Program) -> Executable:

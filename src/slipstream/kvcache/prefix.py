@@ -9,6 +9,7 @@ compute the block again × uses, plus an age that grows with every eviction.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,19 @@ class Node:
         self.uses, self.rank = 0, 0.0
         self.drafter = ""
 
+    @property
+    def known(self) -> bool:
+        """Whether it is still in the tree."""
+        return self.parent is not None and self.parent.children.get(self.key) is self
+
+    def path(self) -> list[tuple[int, ...]]:
+        """The tokens of all blocks from the start to this one."""
+        keys, node = [], self
+        while node.parent is not None:
+            keys.append(node.key)
+            node = node.parent
+        return keys[::-1]
+
     def drafted(self, drafter: str) -> int:
         """Blocks from the start to this one, without a gap, that hold a drafter's state."""
         count, node = self.depth, self
@@ -50,10 +64,11 @@ class Node:
 
 @dataclass
 class CacheStats:
-    """Tokens asked for and found, blocks given up, since the start."""
+    """Tokens asked for and found, those of them that came from the shelf, blocks given up, since the start."""
 
     queries: int = 0
     hits: int = 0
+    shelf_hits: int = 0
     evicted_blocks: int = 0
 
 
@@ -65,6 +80,8 @@ class PrefixCache:
         self.pool = pool
         self.stats = CacheStats()
         self.block_seconds = block_seconds or (lambda depth: 1.0)
+        self.fresh: deque[tuple[Namespace, Node]] | None = None
+        """Blocks that came lately, for whoever puts them on a shelf; None: nobody does."""
         self._roots: dict[Namespace, Node] = {}
         self._age = 0.0
         pool.evict = self.evict
@@ -129,6 +146,8 @@ class PrefixCache:
                 self.pool.release([block])
             return child, child.block
         child = node.children[key] = Node(node, key, block, node.depth + 1)
+        if self.fresh is not None:
+            self.fresh.append((namespace, child))
         self.pool.hold_for_cache(block)
         self._touch(child)
         return child, block

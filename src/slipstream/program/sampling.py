@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,24 @@ STREAM_TARGET, STREAM_DRAFT, STREAM_ACCEPT, STREAM_RESIDUAL, STREAM_BONUS = rang
 """Noise streams: what the target draws with; and, where drafts are not verified by what it draws, what they are drawn
 with, whether they are kept, what is drawn in their place, and what after the last one.
 """
+
+
+Mask = npt.NDArray[np.uint32]
+"""A bit for every token, in words of 32; tokens after the last word are not set."""
+
+
+def mask_of(tokens: Iterable[int]) -> Mask:
+    """The mask with these tokens' bits set."""
+    wanted = np.fromiter(tokens, np.int64)
+    mask = np.zeros(int(wanted.max(initial=0)) // 32 + 1, np.uint32)
+    np.bitwise_or.at(mask, wanted >> 5, (1 << (wanted & 31)).astype(np.uint32))
+    return mask
+
+
+def both(a: Mask, b: Mask) -> Mask:
+    """The tokens that two masks allow."""
+    count = min(len(a), len(b))
+    return a[:count] & b[:count]
 
 
 def _check(name: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
@@ -35,8 +54,9 @@ class SamplingParams:
 
     Order of effect: repetition penalty, then presence and frequency penalties, logit bias and bans;
     temperature; top-k; top-p; min-p; argmax of what is left plus Gumbel noise. `temperature` 0 is
-    argmax. `allowed_tokens` forbids all others. Log-probabilities are the model's own, before any
-    of this.
+    argmax. `allowed_tokens` forbids all others; `grammar` (text/grammars.py), all that it does not allow
+    next. Log-probabilities are the model's own, before any of this. Special tokens that are `shown` are part of the
+    text.
     """
 
     temperature: float = 1.0
@@ -57,6 +77,8 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     seed: int | None = None
+    grammar: str = ""
+    shown: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, 100.0)
@@ -85,9 +107,14 @@ class SamplingParams:
 
     def check_vocabulary(self, vocabulary: int) -> None:
         """Raise UsageError for a token id that the model does not have."""
-        for name in ("logit_bias", "banned_tokens", "allowed_tokens", "stop_token_ids"):
+        for name in ("logit_bias", "banned_tokens", "allowed_tokens", "stop_token_ids", "shown"):
             for token in getattr(self, name):
                 _check(f"{name} token", token, 0, vocabulary - 1, whole=True)
+
+    @cached_property
+    def allowed_mask(self) -> Mask | None:
+        """`allowed_tokens` as a mask, if there are any."""
+        return mask_of(self.allowed_tokens) if self.allowed_tokens else None
 
     @property
     def has_penalties(self) -> bool:
@@ -100,7 +127,8 @@ class Draw:
     """What one logit row needs to be sampled.
 
     `position` is that of the token to be drawn. `adjust` holds (token, multiplier, addend): a logit is
-    multiplied with (or, if positive, divided by) the multiplier, then the addend is added.
+    multiplied with (or, if positive, divided by) the multiplier, then the addend is added. Only tokens whose bit is set
+    in the `mask`, if there is one, can be drawn.
     """
 
     params: SamplingParams
@@ -109,6 +137,7 @@ class Draw:
     position: int
     stream: int = STREAM_TARGET
     adjust: Sequence[tuple[int, float, float]] = ()
+    mask: Mask | None = None
 
 
 def _starts(sizes: list[int]) -> npt.NDArray[np.int32]:
@@ -119,6 +148,20 @@ def _starts(sizes: list[int]) -> npt.NDArray[np.int32]:
     return starts
 
 
+def _masks(draws: Sequence[Draw]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+    """(which mask each draw has, or -1; the masks)."""
+    found = [mask for draw in draws if (mask := draw.mask) is not None]
+    which = np.full(len(draws), -1, np.int32)
+    if not found:
+        return which, _NO_MASKS
+    which[[draw.mask is not None for draw in draws]] = np.arange(len(found))
+    masks = np.zeros((len(found), max(map(len, found))), np.uint32)
+    for row, mask in zip(masks, found, strict=True):
+        row[: len(mask)] = mask
+    return which, masks
+
+
+_NO_MASKS = np.empty((0, 0), np.uint32)
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_VALUES = np.empty((2, 0), np.float32)
 
@@ -128,8 +171,8 @@ class DrawColumns:
     """The draws of a step as columns, in few pieces so that a backend takes them with few looks.
 
     `ints` is [5, rows]: top_k, choice, position, stream, logprobs (-1: none). `floats` is [3, rows]:
-    temperature, top_p, min_p. `adjust_*` and `allowed_*` are in CSR form; `adjust_value` is
-    [2, entries]: multiplier, addend. A row without allowed tokens allows all.
+    temperature, top_p, min_p. `adjust_*` are in CSR form; `adjust_value` is [2, entries]: multiplier,
+    addend. `masks` [masks, words] are those of the rows that have one, `mask_of` [rows] says which; -1: none.
     """
 
     ints: npt.NDArray[np.int32]
@@ -138,8 +181,8 @@ class DrawColumns:
     adjust_start: npt.NDArray[np.int32]
     adjust_token: npt.NDArray[np.int32]
     adjust_value: npt.NDArray[np.float32]
-    allowed_start: npt.NDArray[np.int32]
-    allowed_token: npt.NDArray[np.int32]
+    mask_of: npt.NDArray[np.int32]
+    masks: npt.NDArray[np.uint32]
     most_logprobs: int = 0
 
     @classmethod
@@ -147,7 +190,7 @@ class DrawColumns:
         """Columns from single draws."""
         adjust = [entry for draw in draws for entry in draw.adjust]
         params = [draw.params for draw in draws]
-        allowed = [token for p in params for token in p.allowed_tokens]
+        masked, masks = _masks(draws)
         return cls(
             np.array(
                 [
@@ -166,8 +209,8 @@ class DrawColumns:
             _starts([len(draw.adjust) for draw in draws]),
             np.array([entry[0] for entry in adjust], np.int32) if adjust else _NO_TOKENS,
             np.array([[e[1] for e in adjust], [e[2] for e in adjust]], np.float32) if adjust else _NO_VALUES,
-            _starts([len(p.allowed_tokens) for p in params]),
-            np.array(allowed, np.int32) if allowed else _NO_TOKENS,
+            masked,
+            masks,
             max((p.logprobs or 0 for p in params), default=0),
         )
 

@@ -6,10 +6,32 @@ import math
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from slipstream.kvcache import Node
 from slipstream.program import BLOCK_SLOTS, Draft, Namespace, sampled
-from slipstream.program.sampling import Draw, SamplingParams
+from slipstream.program.sampling import Draw, Mask, SamplingParams, both
+
+
+class Constraint(Protocol):
+    """What a sequence may say, as far as that depends on what it has said."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has said all that it may."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot be told any more what it may say."""
+
+    def accept(self, token: int) -> None:
+        """It has said a token."""
+
+    def mask(self) -> Mask:
+        """The tokens that may follow."""
+
+    def masks(self, draft: Draft) -> SequenceOf[Mask | None]:
+        """The tokens that may follow what was said, and each token of a draft; None after one that may not follow."""
 
 
 @dataclass(eq=False)
@@ -23,7 +45,8 @@ class Sequence:
     `cached` tokens of the prompt came from the prefix cache, in which `node` is where the sequence stands.
     A sequence that was moved out of the cache has its `computed` tokens in the spare blocks `saved`.
     Of the positions that are computed a neural drafter has state for the first `drafted`. Traffic with one `tag` is
-    expected to be drafted alike. A sequence that is `alone` has nothing to do with the prefix cache.
+    expected to be drafted alike. A sequence that is `alone` has nothing to do with the prefix
+    cache. `names` are those of its first blocks on the cache's shelf. What it may say is up to its `constraint`.
     """
 
     request: int
@@ -53,6 +76,8 @@ class Sequence:
     drafted: int = 0
     tag: str = ""
     alone: bool = False
+    names: list[str] = field(default_factory=list)
+    constraint: Constraint | None = None
 
     @property
     def generated(self) -> int:
@@ -77,12 +102,12 @@ class Sequence:
     @property
     def needs_history(self) -> bool:
         """Whether the next token cannot be drawn before the last one is known."""
-        return self.params.has_penalties
+        return self.params.has_penalties or self.constraint is not None
 
     @property
     def draws_alike(self) -> bool:
         """Whether all tokens to come are drawn like the next one, but for their position."""
-        return not self.params.has_penalties and self.generated + self.unknown >= self.params.min_tokens
+        return not self.needs_history and self.generated + self.unknown >= self.params.min_tokens
 
     def token(self, position: int) -> int:
         """The token at a position, or what stands for one that is unknown."""
@@ -97,14 +122,20 @@ class Sequence:
         self.tokens.append(token)
         if self.params.has_penalties:
             self.counts[token] += 1
+        if self.constraint is not None:
+            self.constraint.accept(token)
 
     def draw(self) -> Draw:
         """How the token after the last one is drawn."""
-        return Draw(self.params, self.seed, self.choice, self.length, adjust=self._adjust())
+        mask = self.constraint.mask() if self.constraint is not None else None
+        return self.draw_after([], mask)
 
-    def draw_after(self, path: list[int]) -> Draw:
+    def draw_after(self, path: list[int], mask: Mask | None = None) -> Draw:
         """How the token after the last one and then `path` is drawn, should those come to be its tokens."""
-        return Draw(self.params, self.seed, self.choice, self.length + len(path), adjust=self._adjust(path))
+        at = self.length + len(path)
+        if (allowed := self.params.allowed_mask) is not None:
+            mask = allowed if mask is None else both(allowed, mask)
+        return Draw(self.params, self.seed, self.choice, at, adjust=self._adjust(path), mask=mask)
 
     def draws(self, draft: Draft) -> list[Draw]:
         """How the token after the last one, and after each draft token, is drawn."""
@@ -113,16 +144,20 @@ class Sequence:
                 Draw(self.params, self.seed, self.choice, self.length + depth)
                 for depth in (0, *(depth + 1 for depth in draft.depths))
             ]
-        return [self.draw(), *(self.draw_after(draft.path(index)) for index in range(len(draft)))]
+        paths = [[], *(draft.path(index) for index in range(len(draft)))]
+        masks = self.constraint.masks(draft) if self.constraint is not None else [None] * len(paths)
+        return [self.draw_after(path, mask) for path, mask in zip(paths, masks, strict=True)]
 
     @property
     def _always_adjusts(self) -> bool:
-        return bool(self.params.logit_bias or self.params.banned_tokens)
+        p = self.params
+        return bool(p.logit_bias or p.banned_tokens or p.allowed_tokens)
 
     def _adjust(self, path: SequenceOf[int] = ()) -> list[tuple[int, float, float]]:
         """Logits to be changed for the token after the last one and `path`."""
         p = self.params
-        early = self.generated + self.unknown + len(path) < p.min_tokens
+        over = self.constraint is not None and self.constraint.over
+        early = self.generated + self.unknown + len(path) < p.min_tokens and not over
         if not (p.has_penalties or p.logit_bias or p.banned_tokens or early):
             return []
         multiply: dict[int, float] = {}

@@ -37,6 +37,7 @@ class EngineCollector(Collector):
         yield self._counter("vllm:num_preemptions", "Times that a sequence lost its blocks.", stats.preemptions)
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found there.", stats.prefix_hits)
+        yield self._counter("slipstream_prefix_store_hits", "Those of them read from disk.", stats.shelf_hits)
         yield self._iterations(stats)
         yield self._counter("slipstream_saved", "Of those, the ones that were moved out of the cache.", stats.saved)
         yield self._counter("slipstream_steps", "Steps.", stats.steps)

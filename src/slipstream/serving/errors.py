@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -19,10 +20,13 @@ class ApiError(Exception):
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
-    def body(self) -> bytes:
+    def object(self) -> dict[str, Any]:
         """OpenAI's error object."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def body(self) -> bytes:
+        """The same as JSON."""
+        return msgspec.json.encode(self.object())
 
     def response(self) -> Response:
         """The same as a response."""

@@ -19,11 +19,12 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it here."""
         if scope["type"] == "http":
-            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            headers = dict(scope["headers"])
+            shown = headers.get(b"authorization", b"").decode("latin-1")
+            if not shown and b"x-api-key" in headers:  # as Anthropic's clients show it
+                shown = f"Bearer {headers[b'x-api-key'].decode('latin-1')}"
             try:
-                scope["slipstream.key"] = (
-                    Key("", b"") if scope["path"] == "/health" else self.keys.find(header.decode("latin-1"))
-                )
+                scope["slipstream.key"] = Key("", b"") if scope["path"] == "/health" else self.keys.find(shown)
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +13,7 @@ import msgspec
 from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.structured import grammar_of
 
 MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
 
@@ -47,6 +50,20 @@ class Common(msgspec.Struct, kw_only=True):
     priority: int | None = None
     metadata: dict[str, str] | None = None
     timings: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def grammar(self) -> str:
+        """What form the answer must have; empty if any will do. Raises ApiError."""
+        guided = {
+            "json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }  # fmt: skip
+        return grammar_of(self.response_format, self.structured_outputs, guided)
 
 
 class ChatRequest(Common, kw_only=True):
@@ -56,6 +73,11 @@ class ChatRequest(Common, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class CompletionRequest(Common, kw_only=True):
@@ -63,23 +85,18 @@ class CompletionRequest(Common, kw_only=True):
 
     prompt: Any
     logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "suffix": (None, ""),
-    "echo": (None, False),
     "best_of": (None, 1),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_grammar": (None,),
+    "guided_decoding_backend": (None,),
 }
 """Fields that would change the answer and are not there yet, with the values that ask for nothing."""
 
@@ -95,6 +112,11 @@ def parse(body: bytes, kind: type[Any]) -> Any:
     for name, harmless in UNSUPPORTED.items():
         if name in raw and raw[name] not in harmless:
             raise bad_request(f"{name} is not supported yet", name)
+    return convert(raw, kind)
+
+
+def convert(raw: dict[str, Any], kind: type[Any]) -> Any:
+    """A JSON object as a request of `kind`. Raises ApiError that names the field."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -104,7 +126,7 @@ def parse(body: bytes, kind: type[Any]) -> Any:
         raise bad_request(message.replace("at `$.", "at `"), where or missing or None) from error
 
 
-def sampling(request: Common, logprobs: int | None) -> SamplingParams:
+def sampling(request: Common, logprobs: int | None, grammar: str = "", shown: tuple[int, ...] = ()) -> SamplingParams:
     """Sampling settings. Raises ApiError that names the field at fault."""
     stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
     if len(stops) > MAX_STOP_STRINGS:
@@ -126,6 +148,8 @@ def sampling(request: Common, logprobs: int | None) -> SamplingParams:
         "stop": tuple(stop for stop in stops if stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
         "logit_bias": _bias(request.logit_bias),
+        "grammar": grammar,
+        "shown": shown,
     }
     try:
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
@@ -163,8 +187,59 @@ def messages(request: ChatRequest) -> list[dict[str, Any]]:
         role = message.get("role")
         if not isinstance(role, str) or not role:
             raise bad_request(f"{where}.role must be a string", f"{where}.role")
-        result.append({**message, "role": role, "content": _text(message.get("content"), where)})
+        role = "system" if role == "developer" else role
+        content = _text(message.get("content"), where)
+        if message.keys() <= {"role", "content"}:
+            result.append({"role": role, "content": content})
+        else:
+            result.append({**message, "role": role, "content": content, **_calls(message.get("tool_calls"), where)})
     return result
+
+
+def _calls(calls: Any, where: str) -> dict[str, Any]:
+    """Calls of tools as chat templates want them: their arguments an object, not a text."""
+    if calls is None:
+        return {}
+    if not isinstance(calls, list):
+        raise bad_request(f"{where}.tool_calls must be a list", f"{where}.tool_calls")
+    found = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"{where}.tool_calls[{index}] has no function with a name", f"{where}.tool_calls")
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                arguments = msgspec.json.decode(arguments)
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return {"tool_calls": found}
+
+
+def written(calls: list[dict[str, Any]]) -> str:
+    """Calls as the JSON that a model is taught to write."""
+    return json.dumps(calls, ensure_ascii=False)
+
+
+TEMPLATE_SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
+"""What a request may tell the chat template. Anything else could change what it means."""
+LONGEST_SWITCH = 256
+
+
+def template_switches(request: ChatRequest) -> dict[str, Any]:
+    """Variables for the chat template. Raises ApiError for those that a request has no business to set."""
+    found: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        found["reasoning_effort"] = request.reasoning_effort
+        found["enable_thinking"] = request.reasoning_effort not in ("none", "minimal")
+    for name, value in (request.chat_template_kwargs or {}).items():
+        if name not in TEMPLATE_SWITCHES:
+            raise bad_request(
+                f"chat_template_kwargs.{name[:40]} is none of {', '.join(TEMPLATE_SWITCHES)}", "chat_template_kwargs"
+            )
+        if not isinstance(value, bool | int | str) or len(str(value)) > LONGEST_SWITCH:
+            raise bad_request(f"chat_template_kwargs.{name} is a switch or a short text", "chat_template_kwargs")
+        found[name] = value
+    return found
 
 
 def _text(content: Any, where: str) -> str:
@@ -184,28 +259,25 @@ def _text(content: Any, where: str) -> str:
 
 def prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
     """The prompts of a completion, all texts or all token ids. Raises ApiError."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise bad_request("prompt must be a text, a list of texts, or one or more lists of token ids", "prompt")
-    if all(type(token) is int for token in prompt):
-        prompt = [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise bad_request(f"prompt has {len(prompt)} entries, at most {MAX_PROMPTS} are taken", "prompt")
-    texts = all(isinstance(entry, str) for entry in prompt)
-    ids = all(isinstance(entry, list) and all(type(token) is int for token in entry) for entry in prompt)
+    return texts_or_tokens(request.prompt, "prompt", MAX_PROMPTS)
+
+
+def texts_or_tokens(given: Any, field: str, most: int) -> list[str] | list[list[int]]:
+    """One text or several, one list of token ids or several. Raises ApiError."""
+    if isinstance(given, str):
+        return [given]
+    problem = f"{field} must be a text, a list of texts, or one or more lists of token ids"
+    if not isinstance(given, list) or not given:
+        raise bad_request(problem, field)
+    if all(type(token) is int for token in given):
+        given = [given]
+    if len(given) > most:
+        raise bad_request(f"{field} has {len(given)} entries, at most {most} are taken", field)
+    texts = all(isinstance(entry, str) for entry in given)
+    ids = all(isinstance(entry, list) and all(type(token) is int for token in entry) for entry in given)
     if not texts and not ids:
-        raise bad_request("prompt must be a text, a list of texts, or one or more lists of token ids", "prompt")
-    return list(prompt)
-
-
-def surrogate_free(text: str, param: str) -> None:
-    """Raise ApiError for text that cannot be encoded: lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise bad_request(f"{param} has a lone surrogate at character {error.start}", param) from error
+        raise bad_request(problem, field)
+    return list(given)
 
 
 def finite(request: Common) -> None:
@@ -216,8 +288,10 @@ def finite(request: Common) -> None:
             raise bad_request(f"{name} must be a finite number", name)
 
 
-def context_error(error: UsageError, param: str) -> ApiError:
-    """A prompt that does not fit."""
+def engine_refused(error: UsageError, param: str) -> ApiError:
+    """What the engine itself refuses: a grammar, or a prompt that does not fit."""
+    if "grammar" in str(error):
+        return bad_request(str(error), "response_format")
     return ApiError(400, str(error), param=param, code="context_length_exceeded")
 
 

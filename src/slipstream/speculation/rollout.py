@@ -214,7 +214,7 @@ class Rollout(Controller):
         drafts: dict[int, Draft] = {}
         for controller in (self.present, self.candidate):
             spans = [span for span in plan.spans if self._of(span.sequence) is controller]
-            if any(span.drafts for span in spans):
+            if spans:
                 drafts |= controller.draft(plan._replace(spans=spans))
         return drafts
 

@@ -64,7 +64,7 @@ class DraftSettings:
         params = self._params.get((id(answer), likeliest))
         if params is None:
             changes: dict[str, Any] = {
-                "logprobs": likeliest, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": ()
+                "logprobs": likeliest, "logit_bias": {}, "banned_tokens": (), "allowed_tokens": (), "grammar": "",
             }  # fmt: skip
             if self.drawing == "likeliest":
                 changes["temperature"] = 0.0

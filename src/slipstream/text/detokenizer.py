@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class Detokenizer:
     """Feeds token bytes through a UTF-8 decoder that keeps unfinished characters back.
 
     Bytes that can never become a character come out as U+FFFD. `strip_first_space` drops the space that
-    SentencePiece puts before a text.
+    SentencePiece puts before a text. `shown` is what stands for special tokens, which give no text otherwise.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], strip_first_space: bool = False):
-        self._bytes, self._count = token_bytes, len(token_bytes)
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        strip_first_space: bool = False,
+        shown: Mapping[int, bytes] = MappingProxyType({}),
+    ):
+        self._bytes, self._count, self._shown = token_bytes, len(token_bytes), shown
         self._unfinished = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip = strip_first_space
@@ -22,6 +28,8 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Text that the token completes, perhaps none."""
         raw = self._bytes[token] if 0 <= token < self._count else b""
+        if not raw and self._shown:
+            raw = self._shown.get(token, b"")
         if self._strip and raw:
             raw, self._strip = raw.removeprefix(b" "), False
         if not self._unfinished:

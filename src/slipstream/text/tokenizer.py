@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -58,14 +58,16 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.add, tokens)) + detokenizer.finish()
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder."""
-        return Detokenizer(self.token_bytes, self.strip_first_space)
+    def detokenizer(self, shown: Iterable[int] = ()) -> Detokenizer:
+        """A fresh incremental decoder. Special tokens are text only if they are `shown`."""
+        wanted = set(shown)
+        names = {token: text.encode() for text, token in self.special.items() if token in wanted} if wanted else {}
+        return Detokenizer(self.token_bytes, self.strip_first_space, names)
 
     def encode_chat(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
-        """Token ids of a conversation. Only the template can write special tokens, not the messages."""
-        mark = self._unused_mark(messages)
-        text = template.render(self._defused(messages, mark), **{**self.names, **variables})
+        """Token ids of a conversation. Only the template can write special tokens, neither messages nor `variables`."""
+        mark = self._unused_mark((messages, variables))
+        text = template.render(self._defused(messages, mark), **{**self.names, **self._defused(variables, mark)})
         if mark not in text:
             return self._encode(text, True)
         ids: list[int] = []
@@ -82,9 +84,9 @@ class Tokenizer:
         self.inner.encode_special_tokens = not special
         return list(self.inner.encode(text, add_special_tokens=False).ids)
 
-    def _unused_mark(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """A private-use character that occurs nowhere in the messages."""
-        text = repr(messages)
+    def _unused_mark(self, said: Any) -> str:
+        """A private-use character that occurs nowhere in what was said."""
+        text = repr(said)
         while (mark := secrets.choice(_PRIVATE)) in text:
             pass
         return mark
@@ -95,7 +97,7 @@ class Tokenizer:
             pattern = self._special_pattern
             return pattern.sub(lambda m: m[0][:1] + mark + m[0][1:], value) if pattern else value
         if isinstance(value, Mapping):
-            return {key: self._defused(item, mark) for key, item in value.items()}
+            return {self._defused(key, mark): self._defused(item, mark) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._defused(item, mark) for item in value]
         return value

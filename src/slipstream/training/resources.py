@@ -1,13 +1,31 @@
-"""Meter: what a training took of the machine: memory, and energy where the machine tells."""
+"""Resources: what a training takes of the machine: memory, kept small, and energy where the machine tells."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
+LARGE = 4 << 20
+"""Bytes from which on a piece of memory goes back to the system when it is no longer used."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""glibc's names for its parameters."""
 POWERCAP = Path("/sys/class/powercap")
+
+
+def keep_memory_small() -> None:
+    """Have the C library give large pieces back at once.
+
+    Batches differ in shape, so that pieces of one do not fit those of the next; kept for later, as glibc would, they
+    took half of a training's memory.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another system, another C library
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(_MMAP_THRESHOLD, LARGE)
+        library.mallopt(_TRIM_THRESHOLD, LARGE)
 
 
 class Meter:

@@ -17,8 +17,10 @@ BYTES_A_WEIGHT = 0.5625
 """int4 with a scale for every 32 weights: how drafters are run."""
 MOST_SHARE = 0.08
 """Of the target's bytes: each draft pass reads all of the drafter, and what it brings is bounded."""
-COVERED = 0.985
-"""Share of the answers' tokens that a draft vocabulary should hold: whatever is outside is never accepted."""
+COVERED = 0.97
+"""Share of the answers' tokens that a draft vocabulary should hold. Whatever is outside is never accepted; but what it
+takes to hold the last ones makes every pass dearer than they are worth.
+"""
 DSPARK_BLOCK, DSPARK_RANK = 7, 64
 VOCABULARIES = (1024, 2048, 4096, 8192, 16384, 32768)
 

@@ -37,7 +37,7 @@ class Schedule:
 
     rounds: int
     round_tokens: int = 16384
-    batch_tokens: int = 768
+    batch_tokens: int = 512
     uses: int = 2
     learning_rate: float = 1.5e-3
     seed: int = 0
@@ -88,7 +88,7 @@ class Trainer:
         self.round = self._step = 0
         self._seconds, self._saved = 0.0, 0.0
         self._optimizer = torch.optim.AdamW(
-            objective.module.parameters(), schedule.learning_rate, BETAS, weight_decay=0.0
+            objective.module.parameters(), schedule.learning_rate, BETAS, weight_decay=0.0, fused=True
         )
         self.resumed = self._load()
 

@@ -40,7 +40,7 @@ from slipstream.training.features import FeatureSource
 from slipstream.training.kinds import KINDS, Kind, Wanted
 from slipstream.training.parallel import Parallel
 from slipstream.training.records import Record
-from slipstream.training.resources import Meter
+from slipstream.training.resources import Meter, keep_memory_small
 from slipstream.training.sizes import draft_vocabulary
 from slipstream.training.target import TargetParts
 from slipstream.training.trainer import STATE, Curve, Progress, Schedule, Trainer
@@ -110,7 +110,7 @@ def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], op
     others = apart_from(examples_of(generic, fingerprint, options.max_len)[0], chosen.held_out)
     tokenizer = load_tokenizer(checkpoint)
     always = [*tokenizer.eos, *tokenizer.special.values()]
-    tokens = draft_vocabulary([*chosen.train, *others], options.draft_vocabulary, parts.config.vocabulary, always)
+    tokens = draft_vocabulary(chosen.train, options.draft_vocabulary, parts.config.vocabulary, always)
     return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, tokens, left_out)
 
 
@@ -122,6 +122,7 @@ def train(
     A folder in which the same training was stopped is gone on with. `progress` is told where the training is, and the S
     that the drafter should have by now.
     """
+    keep_memory_small()
     meter, parallel = Meter(), Parallel.start()
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -50,7 +50,7 @@ def native_draws(draws: DrawColumns) -> _native.Draws:
     """The draws as the executor takes them: the same arrays."""
     return _native.Draws(
         draws.ints, draws.floats, draws.seed, draws.adjust_start, draws.adjust_token, draws.adjust_value,
-        draws.allowed_start, draws.allowed_token,
+        draws.mask_of, draws.masks,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ class NativeExecutable:
     def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
         """The head's rows stand for these tokens, ascending: draws are given by them, and take their noise.
 
-        Adjusted and allowed tokens are given by row all the same.
+        Adjusted and masked tokens are given by row all the same.
         """
         self.executor.set_vocabulary(tokens)
 

@@ -18,11 +18,11 @@ def adjusted(logits: Float32Array, draws: DrawColumns, row: int) -> Float32Array
     tokens, (mul, add) = draws.adjust_token[span], draws.adjust_value[:, span]
     old = result[tokens]
     result[tokens] = np.where(old > 0, old / mul, old * mul) + add
-    allowed = draws.allowed_token[draws.allowed_start[row] : draws.allowed_start[row + 1]]
-    if len(allowed):
-        kept = np.full_like(result, -np.inf)
-        kept[allowed] = result[allowed]
-        return kept
+    if draws.mask_of[row] >= 0:
+        bits = np.unpackbits(draws.masks[draws.mask_of[row]].astype("<u4").view(np.uint8), bitorder="little")
+        allowed = np.zeros(len(result), np.bool_)
+        allowed[: len(bits)] = bits[: len(result)]
+        result[~allowed] = -np.inf
     return result
 
 

@@ -1,0 +1,83 @@
+"""Chats: a conversation with its tools becomes a prompt, settings, and a way to read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.program.sampling import SamplingParams
+from slipstream.serving import openai
+from slipstream.serving.errors import bad_request
+from slipstream.serving.prompts import Prompts
+from slipstream.serving.tools import Reading, Toolbox, toolbox_of
+from slipstream.text.parsers import TOOLS, reasoning_of, tool_format_of
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request that can be given to the engine."""
+
+    tokens: list[int]
+    params: SamplingParams
+    reading: Reading
+
+
+class Chats:
+    """Prepares them for one model."""
+
+    def __init__(self, prompts: Prompts, tool_format: str | None = None, reasoning: str | None = None):
+        """The formats are what the chat template says unless they are named; "none": no thoughts are looked for."""
+        source = prompts.template.source if prompts.template is not None else None
+        self.prompts = prompts
+        self._format = TOOLS[tool_format] if tool_format else tool_format_of(source)
+        self._reasoning = None if reasoning == "none" else reasoning or reasoning_of(source)
+        self._knows_tools = "tools" in (source or "")
+
+    async def prepare(self, body: openai.ChatRequest) -> Chat:
+        """Raises ApiError for what cannot be."""
+        messages, switches = openai.messages(body), openai.template_switches(body)
+        box = toolbox_of(body.tools, body.tool_choice, body.parallel_tool_calls, self._format)
+        grammar = body.grammar()
+        if box is not None:
+            called = box.grammar(self.prompts.tokenizer)
+            if called and grammar:
+                raise bad_request("tool calls and response_format cannot both be kept to", "response_format")
+            grammar = called or grammar
+            if self._knows_tools:
+                switches["tools"] = box.described()
+            else:
+                messages = _taught(messages, box)
+        tokens = await self.prompts.of_chat(messages, **switches)
+        opened = self._reasoning is not None and self.prompts.thinks(tokens, self._reasoning)
+        shown = box.shown(self.prompts.tokenizer) if box is not None else ()
+        if body.max_tokens is None:
+            body.max_tokens = body.max_completion_tokens
+        params = openai.sampling(body, openai.chat_logprobs(body), grammar, shown)
+        reasoning = self._reasoning if opened or not grammar else None
+        return Chat(tokens, params, Reading(box, reasoning, opened))
+
+
+def _taught(messages: Sequence[Mapping[str, Any]], box: Toolbox) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: they are told of in the system message, and calls and their
+    results are texts.
+    """
+    told = [_plain(message) for message in messages]
+    if told and told[0]["role"] == "system":
+        told[0] = {**told[0], "content": f"{told[0]['content']}\n\n{box.taught()}"}
+        return told
+    return [{"role": "system", "content": box.taught()}, *told]
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        return {"role": "user", "content": f"Result of the tool: {content}"}
+    calls = [
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message.get("tool_calls") or ()
+    ]
+    if calls:
+        written = openai.written(calls)
+        return {"role": role, "content": f"{content}\n{written}" if content else written}
+    return {"role": role, "content": content}

@@ -1,0 +1,246 @@
+"""Exchange: a request goes to the engine, and its answer back, whole or as a stream, in whatever protocol it came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from slipstream.engine.client import EngineClient, EngineDiedError
+from slipstream.engine.messages import RequestTimings
+from slipstream.engine.output import Chunk
+from slipstream.engine.request import Terms
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.program.sampling import SamplingParams
+from slipstream.serving import openai
+from slipstream.serving.answers import Answer
+from slipstream.serving.errors import ApiError
+from slipstream.serving.flush import Flush
+from slipstream.serving.keys import Key
+from slipstream.serving.metrics import Gaps, Metrics
+from slipstream.serving.recording import Recording, Served
+from slipstream.serving.tracing import Tracing
+from slipstream.training.recorder import Recorder
+
+RECORD_HEADER = "x-slipstream-record"
+"""on or off: whether a request is recorded, where --record is given."""
+News = tuple[list[Chunk], RequestTimings | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server takes."""
+
+    max_queue: int = 512
+    max_body_bytes: int = 8 << 20
+    request_timeout: float = 600.0
+    fixed_flush: int = 0
+    """Tokens of every event of a stream but the last; 0: as many as a step brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks the engine for: prompts with their settings, and how it is to be treated."""
+
+    work: list[tuple[list[int], SamplingParams]]
+    stream: bool = False
+    usage: bool = False
+    timed: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    tag: str = ""
+
+    @classmethod
+    def by(cls, body: openai.Common, request: Request, work: list[tuple[list[int], SamplingParams]]) -> Wanted:
+        """As the fields say that OpenAI's requests share. Raises ApiError."""
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return cls(
+            work, bool(body.stream), usage, bool(body.timings), body.priority or 0, body.cache_salt or "",
+            openai.tag_of(request.headers, body),
+        )  # fmt: skip
+
+
+class Exchange:
+    """Runs requests on one engine."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        limits: ServerLimits,
+        metrics: Metrics,
+        recorder: Recorder | None = None,
+        served: Served | None = None,
+    ):
+        """With a `recorder` answers are kept for training, as made by what was `served`."""
+        self.client, self.limits, self.metrics = client, limits, metrics
+        self.recorder, self.served = recorder, served or Served()
+        self.tracing = Tracing.start()
+        self.draining = False
+
+    async def run(self, request: Request, key: Key, wanted: Wanted, answer: Answer) -> Response:
+        """See a request through. Raises ApiError for what is refused."""
+        work = wanted.work
+        self.open(len(work))
+        terms = Terms(key.name, wanted.priority, self.limits.request_timeout, wanted.cache_salt, wanted.tag)
+        leave = contextlib.ExitStack()
+        leave.enter_context(key.admitted())
+        try:
+            news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
+            if self.recorder is not None and self.recorder.options.wants(
+                request.headers.get(RECORD_HEADER), key.record
+            ):
+                news = _overheard(news, Recording(self.recorder, self.served, answer.id, work, terms))
+            if wanted.stream:
+                first = await anext(news)  # what is refused is refused with a status, not inside a stream
+                events = self._events(request, answer, news, first, wanted, leave)
+                leave = contextlib.ExitStack()
+                headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            return await self._whole(request, answer, news, wanted)
+        except UsageError as error:
+            raise openai.engine_refused(error, answer.prompt_field) from error
+        except EngineDiedError as error:
+            raise ApiError(503, str(error), "server_error", headers={"Retry-After": "2"}) from error
+        finally:
+            leave.close()
+
+    def open(self, count: int) -> None:
+        """Raise ApiError where so many more requests are not taken now."""
+        if self.draining:
+            raise ApiError(503, "the server is going away", "server_error", headers={"Retry-After": "5"})
+        if not self.client.ready:
+            raise ApiError(503, "the engine is being started", "server_error", headers={"Retry-After": "2"})
+        if self.client.open + count > self.limits.max_queue:
+            message = f"{self.client.open} requests are open, the limit is {self.limits.max_queue}"
+            raise ApiError(429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
+
+    async def _whole(self, request: Request, answer: Answer, news: AsyncIterator[News], wanted: Wanted) -> Response:
+        gaps, begun = Gaps(), time.time()
+
+        async def collect() -> list[RequestTimings]:
+            ended = []
+            async for chunks, timings in news:
+                gaps.hear(chunks)
+                for chunk in chunks:
+                    answer.add(chunk)
+                if timings is not None:
+                    ended.append(timings)
+                    self.metrics.count(timings, answer.reason(chunks))
+            return ended
+
+        collecting = asyncio.create_task(collect())
+        leaving = asyncio.create_task(_disconnected(request))
+        await asyncio.wait([collecting, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        self.metrics.gaps(gaps)
+        if not collecting.done():
+            collecting.cancel()
+            await asyncio.gather(collecting, return_exceptions=True)
+            return Response(status_code=499)
+        ended = collecting.result()
+        if answer.aborted:
+            raise ApiError(504, f"the answer took more than {self.limits.request_timeout:g} s", "timeout_error")
+        report = answer.report(ended)
+        self.tracing.ended(answer.operation, answer.model, request.headers, begun, ended)
+        if wanted.timed:
+            report["timings"] = [asdict(t) for t in ended]
+        return json_response(report)
+
+    async def _events(
+        self,
+        request: Request,
+        answer: Answer,
+        news: AsyncIterator[News],
+        first: News,
+        wanted: Wanted,
+        leave: contextlib.ExitStack,
+    ) -> AsyncIterator[bytes]:
+        ended: list[RequestTimings] = []
+        begun = time.time()
+        gaps, flush = Gaps(), Flush(self.limits.fixed_flush)
+        try:
+            for opening in answer.opening():
+                yield opening
+            item: News | None = first
+            while item is not None:
+                chunks, timings = item
+                gaps.hear(chunks)
+                for chunk in flush.add(chunks):
+                    if chunk.finish_reason == "abort":
+                        yield answer.failure(ApiError(504, "the answer took too long", "timeout_error"))
+                        continue
+                    for event in answer.frames(chunk):
+                        yield event
+                if timings is not None:
+                    ended.append(timings)
+                    self.metrics.count(timings, answer.reason(chunks))
+                item = await anext(news, None)
+            for event in answer.closing(ended, usage=wanted.usage, timed=wanted.timed):
+                yield event
+            self.tracing.ended(answer.operation, answer.model, request.headers, begun, ended)
+        except SlipstreamError as error:
+            self.metrics.fail(503)
+            yield answer.failure(ApiError(503, str(error), "server_error"))
+        finally:
+            await news.aclose()  # type: ignore[attr-defined]
+            self.metrics.gaps(gaps)
+            leave.close()
+
+
+async def _merged(streams: list[AsyncIterator[News]], n: int) -> AsyncIterator[News]:
+    """News of several requests as they come; choices are numbered through."""
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as only:  # type: ignore[type-var]
+            async for news in only:
+                yield news
+        return
+    queue: asyncio.Queue[News | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncIterator[News]) -> None:
+        try:
+            async with contextlib.aclosing(stream) as source:  # type: ignore[type-var]
+                async for chunks, timings in source:
+                    queue.put_nowait(([c._replace(choice=index * n + c.choice) for c in chunks], timings))
+            queue.put_nowait(None)
+        except SlipstreamError as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    left = len(tasks)
+    try:
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _overheard(news: AsyncIterator[News], recording: Recording) -> AsyncIterator[News]:
+    async with contextlib.aclosing(news) as source:  # type: ignore[type-var]
+        async for item in source:
+            recording.hear(item[0])
+            yield item
+
+
+async def _disconnected(request: Request) -> None:
+    while True:
+        if (await request.receive())["type"] == "http.disconnect":
+            return
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A value as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

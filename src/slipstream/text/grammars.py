@@ -1,0 +1,177 @@
+"""Grammars as text: from JSON schemas, regular expressions, choices and Lark, checked within limits.
+
+A schema can be made so that compiling it would take for ever. It is bounded before anybody looks at what it means, and
+llguidance counts what it does and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import LLParserLimits
+
+MOST_CHARACTERS = 1 << 18
+"""Of a schema or grammar."""
+MOST_DEPTH, MOST_NODES = 64, 20_000
+"""Of a schema as JSON."""
+MOST_REGEX = 4096
+SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON is written: as most programs write it, with no white space to get lost in."""
+
+
+def of_any_object() -> str:
+    """Any JSON object."""
+    return of_schema({"type": "object"})
+
+
+def of_schema(schema: Any) -> str:
+    """JSON that a schema allows. Raises UsageError for what is no schema, or too large."""
+    from llguidance import LLMatcher
+
+    if not isinstance(schema, Mapping | bool):
+        raise UsageError("a JSON schema is an object")
+    if schema is False:
+        raise UsageError("the schema allows nothing")
+    bounded(schema)
+    text = json.dumps({} if schema is True else schema)
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=SEPARATORS))  # type: ignore[arg-type]
+
+
+def of_regex(pattern: str) -> str:
+    """Text that a regular expression matches whole. Raises UsageError."""
+    from llguidance import LLMatcher
+
+    if not isinstance(pattern, str) or not pattern:
+        raise UsageError("a regular expression is a text that is not empty")
+    if len(pattern) > MOST_REGEX:
+        raise UsageError(f"a regular expression has at most {MOST_REGEX} characters, not {len(pattern)}")
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def of_choice(choices: Sequence[str]) -> str:
+    """One of some texts. Raises UsageError."""
+    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
+        raise UsageError("a choice is a list of texts")
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise UsageError("a choice is a list of texts, none of them empty")
+    return of_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+
+
+def of_lark(text: str) -> str:
+    """Text that a grammar in Lark's notation allows, as llguidance reads it. Raises UsageError."""
+    from llguidance import LLMatcher
+
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError("a grammar is a text that is not empty")
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"a grammar has at most {MOST_CHARACTERS} characters, not {len(text)}")
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """JSON by a schema, with its own text before and after it."""
+
+    before: str
+    schema: Mapping[str, Any]
+    after: str
+
+
+def of_parts(
+    parts: Sequence[Part], begin: str, between: str, end: str, special: Mapping[str, int], *, several: bool
+) -> str:
+    """One of some parts, or, if `several`, any number of them with something `between`, after `begin`, before `end`.
+
+    `special` are texts that are tokens of their own, which can be written in no other way.
+    """
+    more = f" ({_literal(between, special)} any)*" if several else ""
+    start = f"start: {_literal(begin, special)} any{more} {_literal(end, special)}"
+    return of_lark("\n".join([start, *_rules(parts, special)]))
+
+
+def of_parts_in_text(parts: Sequence[Part], trigger: str, special: Mapping[str, int]) -> str:
+    """Any text, in which whatever begins with `trigger` is one of some parts, all of which do."""
+    rest = [Part(part.before.removeprefix(trigger), part.schema, part.after) for part in parts]
+    if trigger in special:
+        tag = [f"tag: TEXT <[{special[trigger]}]> any"]
+    else:
+        tag = [f"opened[lazy]: TEXT {_literal(trigger, {})}", "tag: opened any"]
+    return of_lark("\n".join(["start: tag* TEXT", *tag, "TEXT: /(.|\\n)*/", *_rules(rest, special)]))
+
+
+def _rules(parts: Sequence[Part], special: Mapping[str, int]) -> list[str]:
+    rules = ["any: " + " | ".join(f"part{number}" for number in range(len(parts)))]
+    for number, part in enumerate(parts):
+        bounded(part.schema)
+        schema = json.dumps({**part.schema, "x-guidance": SEPARATORS})
+        before, after = _literal(part.before, special), _literal(part.after, special)
+        rules += [f"part{number}: {before} json{number} {after}", f"json{number}: %json {schema}"]
+    return rules
+
+
+def _literal(text: str, special: Mapping[str, int]) -> str:
+    """A text as Lark writes it, special tokens by their number."""
+    names = sorted(special, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    return " ".join(
+        f"<[{special[piece]}]>" if piece in special else json.dumps(piece, ensure_ascii=False)
+        for piece in pieces
+        if piece
+    )
+
+
+def bounded(schema: Any) -> None:
+    """Raise UsageError for JSON that is too deep or too large, or has a pattern that is."""
+    nodes, layer = 0, [schema]
+    for _ in range(MOST_DEPTH):
+        inner: list[Any] = []
+        for value in layer:
+            nodes += 1
+            if isinstance(value, Mapping):
+                inner += value.values()
+                patterns = [value.get("pattern"), *(value.get("patternProperties") or {})]
+                if any(isinstance(pattern, str) and len(pattern) > MOST_REGEX for pattern in patterns):
+                    raise UsageError(f"a pattern in a schema has at most {MOST_REGEX} characters")
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, str) and len(value) > MOST_CHARACTERS:
+                raise UsageError(f"a text in a schema has at most {MOST_CHARACTERS} characters")
+        if nodes + len(inner) > MOST_NODES:
+            raise UsageError(f"a schema has at most {MOST_NODES} values")
+        if not inner:
+            return
+        layer = inner
+    raise UsageError(f"a schema is nested at most {MOST_DEPTH} levels deep")
+
+
+def limits() -> LLParserLimits:
+    """How much work a grammar may make, when it is compiled and at every token."""
+    from llguidance._lib import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000, max_grammar_size=200_000
+    )
+
+
+def matcher_of(tokenizer: LLTokenizer, grammar: str, bounds: LLParserLimits) -> LLMatcher:
+    """Compile a grammar. Raises UsageError with what is wrong with it."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=bounds)
+    if matcher.is_error():
+        raise UsageError(problem(matcher.get_error()))
+    return matcher
+
+
+def problem(message: str) -> str:
+    """llguidance's word in one line, without the places in its own source."""
+    first = re.split(r"\n|<state>|\{\s*\"", message.strip())[0].strip()
+    return f"the grammar cannot be used: {first[:300]}"

@@ -1,0 +1,248 @@
+"""Formats: how models write calls and thoughts, and which of these a chat template teaches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.text.grammars import Part
+from slipstream.text.parsers.calls import SPACE, CallReader
+from slipstream.text.parsers.events import CallArguments, CallBegins, Thought
+from slipstream.text.parsers.reader import Reader, Reading
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+LONGEST_HEAD = 512
+NAMED = re.compile(r"\s*([^\s\[]+)\s*(?:\[CALL_ID\]\s*([^\s\[]+)\s*)?(?:\[ARGS\])?\s*")
+"""A call of Mistral's since version 11, up to its arguments."""
+MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class HermesCalls(CallReader):
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of them: Hermes, Qwen."""
+
+    def parse(self) -> Reading[None]:
+        """Text and calls in turn."""
+        while (yield from self.until([CALL])):
+            before = yield from self.skip(SPACE)
+            read = yield from self.call(sure=True)
+            if read is not None:
+                self.text(CALL + before)
+                self.back(read)
+                continue
+            self.unspaced()
+            yield from self.skip(SPACE)
+            yield from self._end()
+        self.spaced()
+
+    def _end(self) -> Reading[None]:
+        """Read past the mark that ends a call; whatever else is there is text."""
+        held = ""
+        while CALL_END.startswith(held) and held != CALL_END:
+            character = yield from self.next()
+            held += character
+            if not character:
+                break
+        if held != CALL_END:
+            self.back(held)
+
+
+class BareCalls(CallReader):
+    """Calls as JSON objects and nothing else, one after the other or in a list: Llama 3, and models taught no format.
+
+    An object that names no tool, or has no arguments, is text, and so is all that comes after.
+    """
+
+    def parse(self) -> Reading[None]:
+        """Calls as long as there are any, then text."""
+        before = yield from self._opening()
+        for characters in (SPACE, "[", SPACE):
+            before += yield from self.skip(characters)
+        while (missing := (yield from self.call(sure=False))) is None:
+            before = ""
+            yield from self.skip(SPACE + ";,]")
+        self.text(before)
+        self.back(missing)
+        yield from self.until([])
+        self.spaced()
+
+    def _opening(self) -> Reading[str]:
+        """Read past the mark that some write before the first call."""
+        held = ""
+        while (character := (yield from self.next())) and PYTHON_TAG.startswith(held + character):
+            held += character
+            if held == PYTHON_TAG:
+                return held
+        self.back(held + character)
+        return ""
+
+
+class MistralCalls(CallReader):
+    """`[TOOL_CALLS][{…}, …]`, or since version 11 `[TOOL_CALLS]name[ARGS]{…}`, with `[CALL_ID]id` in some."""
+
+    def parse(self) -> Reading[None]:
+        """Text, then calls."""
+        while (yield from self.until([MISTRAL_CALLS])):
+            space = yield from self.skip(SPACE)
+            character = yield from self.next()
+            self.back(character)
+            missing = (yield from self._list()) if character == "[" else (yield from self._named())
+            if missing is not None:
+                self.text(MISTRAL_CALLS + space)
+                self.back(missing)
+        self.spaced()
+
+    def _list(self) -> Reading[str | None]:
+        read = yield from self.skip("[")
+        read += yield from self.skip(SPACE)
+        called = False
+        while True:
+            missing = yield from self.call(sure=True)
+            if missing is not None:
+                if called:
+                    self.back(missing)
+                return None if called else read + missing
+            called = True
+            self.unspaced()
+            after = yield from self.skip(SPACE + ",")
+            character = yield from self.next()
+            if character == "]":
+                return None
+            if character:
+                self.back(character)
+            if "," not in after:
+                return None
+
+    def _named(self) -> Reading[str | None]:
+        head = ""
+        while (character := (yield from self.next())) and character != "{" and len(head) < LONGEST_HEAD:
+            head += character
+        match = NAMED.fullmatch(head)
+        if character != "{" or match is None or not self.known(match[1]):
+            return head + character
+        self.unspaced()
+        self.say(CallBegins(match[1], match[2] or ""))
+        self.say(CallArguments("{"))
+        yield from self._object()
+        return None
+
+    def _object(self) -> Reading[None]:
+        """Say the rest of an object."""
+        depth, quoted = 1, False
+        while depth and (character := (yield from self.next())):
+            self.say(CallArguments(character))
+            if quoted and character == "\\":
+                self.say(CallArguments((yield from self.next())))
+            elif character == '"':
+                quoted = not quoted
+            elif not quoted:
+                depth += (character in "{[") - (character in "}]")
+
+
+class Thoughts(Reader):
+    """Text up to a mark is thought: `<think>…</think>` and then the answer.
+
+    Where the prompt has `opened` the thought, its first mark is not written.
+    """
+
+    def __init__(self, begin: str, end: str, *, opened: bool):
+        self._begin, self._end, self._opened = begin, end, opened
+        super().__init__()
+
+    def parse(self) -> Reading[None]:
+        """A thought, then text."""
+        held = ""
+        space = yield from self.skip(SPACE)
+        while (character := (yield from self.next())) and self._begin.startswith(held + character):
+            held += character
+            if held == self._begin:
+                break
+        if held != self._begin:
+            self.back(held + character)
+            if not self._opened:
+                self.back(space)
+        if held == self._begin or self._opened:
+            yield from self.skip(SPACE)
+            yield from self.until([self._end], "think")
+            self.unspaced()
+            yield from self.skip(SPACE)
+        yield from self.until([])
+        self.spaced()
+
+    def think(self, text: str) -> None:
+        """Text of a thought; white space at its end means nothing."""
+        for character in text:
+            if character.isspace():
+                self._space += character
+            else:
+                self.say(Thought(self._space + character))
+                self._space = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls are written. `shown` are special tokens that the parser has to see.
+
+    Where a grammar has the model call, `begin` and `end` are around all calls and `before` and `after` around each, in
+    which the arguments stand under `key`; `between` separates them. Calls in the middle of a text begin with `trigger`;
+    without one they can be told from text only when they come first. Ids of calls have `id_length` characters.
+    """
+
+    name: str
+    parser: Callable[[Collection[str] | None], CallReader]
+    shown: tuple[str, ...] = ()
+    begin: str = ""
+    before: str = ""
+    key: str = "arguments"
+    after: str = ""
+    between: str = ""
+    end: str = ""
+    trigger: str = ""
+    id_length: int = 24
+
+    def part(self, name: str, parameters: Mapping[str, Any]) -> Part:
+        """A call of one tool, for a grammar."""
+        return Part(
+            f'{self.before}{{"name": {json.dumps(name)}, "{self.key}": ', parameters, f"}}{self.after}"
+        )  # fmt: skip
+
+
+TOOLS: Mapping[str, ToolFormat] = {
+    "hermes": ToolFormat(
+        "hermes", HermesCalls, (CALL, CALL_END), before=CALL + "\n", after="\n" + CALL_END, between="\n", trigger=CALL
+    ),
+    "llama3": ToolFormat("llama3", BareCalls, (PYTHON_TAG,), key="parameters", between="; "),
+    "mistral": ToolFormat(
+        "mistral", MistralCalls, (MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS), MISTRAL_CALLS + "[", between=", ",
+        end="]", id_length=9,
+    ),
+    "json": ToolFormat("json", BareCalls, begin="[", between=", ", end="]"),
+}  # fmt: skip
+"""By the names that --tool-call-parser takes elsewhere, too."""
+
+REASONING: Mapping[str, tuple[str, str]] = {
+    "think": ("<think>", "</think>"),
+    "seed": ("<seed:think>", "</seed:think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+}
+"""The marks around thoughts."""
+
+
+def tool_format_of(template: str | None) -> ToolFormat:
+    """The format that a chat template teaches its model."""
+    text = template or ""
+    if MISTRAL_CALLS in text:
+        return TOOLS["mistral"]
+    if CALL in text:
+        return TOOLS["hermes"]
+    if PYTHON_TAG in text or '"parameters": ' in text:
+        return TOOLS["llama3"]
+    return TOOLS["json"]
+
+
+def reasoning_of(template: str | None) -> str | None:
+    """The marks that a chat template's model writes thoughts between; None if it has none."""
+    return next((name for name, (_, end) in REASONING.items() if end in (template or "")), None)

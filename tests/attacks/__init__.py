@@ -1,0 +1,1 @@
+"""Attacks that have had a CVE in some engine, class by class."""

@@ -1,0 +1,71 @@
+"""slipstream run-batch and collect-env."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.errors import UsageError
+from slipstream.serving.batch import answered, read_batch
+from tests.cli.test_cli import run
+
+
+def line(name: str, url: str = "/v1/completions", **body: Any) -> str:
+    given = {"model": "tiny", "prompt": f"abc {name}", "max_tokens": 6, "temperature": 0.0, **body}
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": given})
+
+
+def test_a_batch_and_the_rest_of_it(tiny_gguf: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = line("chat", "/v1/chat/completions", messages=[{"role": "user", "content": "abc"}])
+    rows = [*(line(f"r{n}") for n in range(12)), chat, line("e", "/v1/embeddings", input="abc"),
+            line("bad", temperature=-1), line("stream", stream=True), line("other", "/v1/files")]  # fmt: skip
+    source.write_text("\n".join(rows[:8]) + "\n")
+    common = (
+        "run-batch", str(tiny_gguf), "-i", str(source), "-o", str(out), "--served-model-name", "tiny", "--threads", "1",
+        "--max-model-len", "256",
+    )  # fmt: skip
+    first = run(*common)
+    assert first.returncode == 0, first.stderr
+    assert "8 answered, 0 failed" in first.stdout
+    before = out.read_text().splitlines()
+    out.write_text("\n".join(before) + "\n" + before[0][:40])  # killed while it wrote
+    source.write_text("\n".join(rows))
+    again = run(*common, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == {"answered": 6, "failed": 3, "known": 8}
+    found = {row["custom_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert len(found) == len(out.read_text().splitlines()) == 17
+    assert found["chat"]["response"]["body"]["object"] == "chat.completion"
+    assert found["e"]["response"]["body"]["object"] == "list"
+    assert found["bad"]["response"]["status_code"] == 400
+    assert found["stream"]["error"]["code"] == "invalid_request"
+    assert found["r3"]["response"]["body"]["choices"][0]["text"]
+
+
+def test_what_is_no_batch(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    for text in ("{}", "[1]", "no JSON", '{"custom_id": 5}'):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="line 1"):
+            list(read_batch(file))
+    file.write_text("something else\nand more\n")
+    with pytest.raises(UsageError, match="no batch's output"):
+        answered(file)
+    assert answered(tmp_path / "none") == set()
+
+
+def test_collect_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "sk-very-secret")
+    monkeypatch.setenv("SLIPSTREAM_THREADS", "1")
+    shown = run("collect-env")
+    assert shown.returncode == 0, shown.stderr
+    assert "numpy:" in shown.stdout
+    assert "sk-very-secret" not in shown.stdout
+    found = json.loads(run("collect-env", "--json").stdout)
+    assert found["variables"]["SLIPSTREAM_THREADS"] == "1"
+    assert found["variables"]["SLIPSTREAM_API_KEY"] == "(set)"
+    assert found["machine"]["isa"]

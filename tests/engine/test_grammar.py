@@ -1,0 +1,237 @@
+"""Answers under a grammar: they keep to it, and are the same alone, in company, with drafts, and after giving way."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.engine import Engine, LoadOptions, Model, load_model
+from slipstream.engine.grammar import GrammarConstraint, Grammars
+from slipstream.errors import UsageError
+from slipstream.program import Draft
+from slipstream.program.draft import ROOT
+from slipstream.program.sampling import Mask, SamplingParams
+from slipstream.speculation import Controller, SuffixDrafter
+from slipstream.text import grammars as g
+from tests.engine.test_jitter import Said
+from tests.speculation.scripted import FREE
+from tests.speculation.test_identity import answers, forgetful, scripted
+
+EOS = 258
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"], "additionalProperties": False,
+}  # fmt: skip
+KINDS = {
+    "schema": g.of_schema(SCHEMA), "regex": g.of_regex("[ab]{3,9}(-[0-9]{2}){1,3}"),
+    "choice": g.of_choice(["yes", "no", "perhaps"]),
+    "lark": g.of_lark('start: "a" (WORD " ")+ "."\nWORD: /[a-z]{1,4}/'),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> Model:
+    return load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1))
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> (token & 31) & 1)
+
+
+def keeps_to(kind: str, text: str) -> bool:
+    match kind:
+        case "schema":
+            value = json.loads(text)
+            whole = set(value) == {"name", "age", "tags"} and len(value["name"]) <= 6 and 0 <= value["age"] <= 120
+            return whole and len(value["tags"]) <= 3 and set(value["tags"]) <= {"red", "green", "blue"}
+        case "regex":
+            return re.fullmatch("[ab]{3,9}(-[0-9]{2}){1,3}", text) is not None
+        case "choice":
+            return text in ("yes", "no", "perhaps")
+        case _:
+            return re.fullmatch(r"a([a-z]{1,4} )+\.", text) is not None
+
+
+def requests_of(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
+    requests = []
+    for _ in range(count):
+        prompt = [rng.randrange(256) for _ in range(rng.randint(1, 60))]
+        params = SamplingParams(
+            grammar=rng.choice([*KINDS.values(), ""]), seed=rng.randrange(1 << 32), max_tokens=rng.choice([5, 300]),
+            temperature=rng.choice([0.0, 1.0]), top_p=rng.choice([1.0, 0.9]), frequency_penalty=rng.choice([0.0, 0.4]),
+            logprobs=rng.choice([None, 2]), n=rng.choice([1, 2]), min_tokens=rng.choice([0, 4]),
+            ignore_eos=rng.random() < 0.3,
+        )  # fmt: skip
+        requests.append((prompt, params))
+    return requests
+
+
+def check(requests: list[tuple[list[int], SamplingParams]], said: list[dict[int, Said]]) -> int:
+    """Every answer that ended by itself keeps to its grammar; returns how many did."""
+    whole, kinds = 0, {grammar: kind for kind, grammar in KINDS.items()}
+    for (_, params), choices in zip(requests, said, strict=True):
+        for one in choices.values():
+            if params.grammar and one.finish == "stop":
+                whole += 1
+                assert keeps_to(kinds[params.grammar], one.text), one.text
+    return whole
+
+
+def test_answers_keep_to_their_grammar(model: Model) -> None:
+    requests = requests_of(random.Random(0), 60)
+    said = answers(Engine(model, prefix_cache=False), requests)
+    assert check(requests, said) > 40
+
+
+@pytest.mark.parametrize("drafters", ["scripted", "suffix", "adversarial"])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
+    """Company, drafts good and bad, and giving way."""
+    rng = random.Random(seed)
+    requests = requests_of(rng, 16)
+    plain = answers(Engine(model, prefix_cache=False), requests)
+    if drafters == "suffix":
+        controller = Controller([SuffixDrafter()])
+    else:
+        controller = Controller([scripted(model, requests, plain, 0.1 if drafters == "scripted" else 0.9, 6)])
+    engine = Engine(model, FREE, controller=controller, planner=forgetful(rng))  # type: ignore[arg-type]
+    again = answers(engine, requests, rng)
+    assert again == plain
+    assert check(requests, again) == check(requests, plain)
+    if drafters == "scripted":
+        assert sum(c.accepted for c in controller.counts().values()) > 50
+
+
+def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
+    """The test above must be able to fail: without masks on drafts' rows the answer would be another one."""
+    params = SamplingParams(grammar=KINDS["regex"], temperature=0.0, max_tokens=40)
+    prompt = [7, 8, 9]
+    plain = answers(Engine(model, prefix_cache=False), [(prompt, params)])
+
+    def careless(self: GrammarConstraint, draft: Draft) -> list[Mask | None]:
+        return [self.mask()] + [None] * len(draft)
+
+    controller = Controller([scripted(model, [(prompt, params)], plain, 0.0, 6)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarConstraint, "masks", careless)
+        changed = answers(Engine(model, FREE, controller=controller), [(prompt, params)])
+    assert changed != plain
+
+
+def test_an_answer_ends_with_its_grammar(model: Model) -> None:
+    for params in (
+        SamplingParams(grammar=KINDS["choice"], temperature=0.0, max_tokens=40, ignore_eos=True),
+        SamplingParams(grammar=KINDS["choice"], temperature=0.0, max_tokens=40, min_tokens=20),
+        SamplingParams(grammar=KINDS["choice"], temperature=0.0, max_tokens=40, stop=("zzz",)),
+    ):
+        (said,) = answers(Engine(model), [([1, 2], params)])
+        assert said[0].text in ("yes", "no", "perhaps")
+        assert said[0].finish == "stop"
+    (said,) = answers(Engine(model), [([1, 2], SamplingParams(grammar=KINDS["schema"], max_tokens=3, seed=1))])
+    assert said[0].finish == "length"
+    stopped = SamplingParams(grammar=KINDS["schema"], max_tokens=90, seed=1, stop=('"age',))
+    (said,) = answers(Engine(model), [([1, 2], stopped)])
+    assert said[0].text.startswith('{"name": "')
+    assert '"age' not in said[0].text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.lists(st.integers(0, 258), min_size=1, max_size=12), st.booleans())
+def test_masks_along_a_draft_are_those_after_each_token(seed: int, tokens: list[int], tree: bool) -> None:
+    """A chain's or a tree's masks are what fresh states say, and looking changes nothing."""
+    rng = random.Random(seed)
+    one, before = CONSTRAINTS.constraint(KINDS["schema"]), [*b'{"name": "']
+    for token in before:
+        one.accept(token)
+    tokens = [rng.choice(b'abc", :ge') if rng.random() < 0.7 else token for token in tokens]
+    parents = tuple(rng.randrange(-1, place) if tree else place - 1 for place in range(len(tokens)))
+    draft = Draft(tuple(tokens), parents, (0,) * len(tokens), "x")
+    untouched = one.mask().copy()
+    found = one.masks(draft)
+    assert np.array_equal(one.mask(), untouched)
+    assert np.array_equal(found[0], untouched)
+    for node, mask in enumerate(found[1:]):
+        fresh, valid = CONSTRAINTS.constraint(KINDS["schema"]), True
+        for token in [*before, *draft.path(node)]:
+            valid = valid and allows(fresh.mask(), token) and not fresh.over
+            if valid:
+                fresh.accept(token)
+        assert (mask is not None) is valid
+        if mask is not None:
+            assert np.array_equal(mask, fresh.mask())
+    assert ROOT == -1
+
+
+class _Tokenizer:
+    """As much of one as a grammar asks for: bytes, and an end."""
+
+    def __init__(self) -> None:
+        self.token_bytes = [*(bytes([n]) for n in range(256)), b"", b"", b""]
+        self.special = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": EOS}
+        self.eos, self.bos = frozenset({EOS}), 257
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
+
+CONSTRAINTS = Grammars(_Tokenizer(), 259)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: g.of_schema([1]), "object"), (lambda: g.of_schema(False), "nothing"),
+        (lambda: g.of_regex("a" * 5000), "4096"), (lambda: g.of_regex(""), "empty"), (lambda: g.of_choice([]), "list"),
+        (lambda: g.of_choice(["a", ""]), "empty"), (lambda: g.of_lark("  "), "empty"),
+        (lambda: g.of_schema({"enum": [str(n) for n in range(30_000)]}), "20000"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_at_once(make: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        make()
+
+
+def deep(levels: int) -> Any:
+    value: Any = {"type": "string"}
+    for _ in range(levels):
+        value = {"type": "array", "items": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        lambda: g.of_regex("(" * 2000),
+        lambda: g.of_schema({"type": "strange"}), lambda: g.of_schema({"$ref": "#/nowhere"}),
+        lambda: g.of_schema({"type": "string", "pattern": "("}), lambda: g.of_lark("start: nowhere"),
+        lambda: g.of_schema({"type": "string", "pattern": 7}), lambda: g.of_schema(deep(90)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_refused(grammar: Any) -> None:
+    with pytest.raises(UsageError):
+        CONSTRAINTS.learn(grammar())
+
+
+def test_a_reference_to_itself_is_no_bomb(model: Model) -> None:
+    """A schema of trees refers to itself, rightly."""
+    schema = {
+        "$defs": {"node": {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+                           "required": ["v"], "additionalProperties": False}}, "$ref": "#/$defs/node",
+    }  # fmt: skip
+    params = SamplingParams(grammar=g.of_schema(schema), seed=3, max_tokens=400)
+    (said,) = answers(Engine(model), [([1, 2], params)])
+    if said[0].finish == "stop":
+        json.loads(said[0].text)
+    assert said[0].text.startswith('{"v": ')

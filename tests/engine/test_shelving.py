@@ -1,0 +1,123 @@
+"""Cached prefixes across restarts: the same bits, far less to compute, whatever has happened to the files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from slipstream.engine import Engine, LoadOptions, Model, load_model
+from slipstream.engine.shelving import parse_store
+from slipstream.errors import UsageError
+from slipstream.kvcache import Shelf
+from slipstream.program.sampling import SamplingParams
+from tests.engine.test_jitter import Said, collect
+
+PROMPT = [n % 251 for n in range(300)]
+PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_gguf: Path) -> Model:
+    return load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1))
+
+
+def engine_of(model: Model, folder: Path, most: int = 1 << 30) -> tuple[Engine, Shelf]:
+    shelf = Shelf(folder, most, model.executable.operands.cache.block_bytes, "these weights")  # type: ignore[attr-defined]
+    engine = Engine(model)
+    engine.keep_blocks(shelf)
+    return engine, shelf
+
+
+def say(engine: Engine, prompt: list[int] = PROMPT) -> tuple[Said, int]:
+    number = engine.add(prompt, PARAMS)
+    said = collect(engine.run(number))[0]
+    engine.check()
+    return said, engine.timings[number].cached_tokens
+
+
+def rest(engine: Engine) -> None:
+    """Nobody asks for anything."""
+    while engine.shelving:
+        engine.shelve()
+    engine.check()
+
+
+def test_a_known_beginning_outlives_the_engine(model: Model, tmp_path: Path) -> None:
+    plain, _ = say(Engine(model, prefix_cache=False))
+    engine, shelf = engine_of(model, tmp_path)
+    assert say(engine) == (plain, 0)
+    rest(engine)
+    assert len(shelf) >= 9
+    again, _ = engine_of(model, tmp_path)
+    assert say(again) == (plain, 288)
+    assert say(again) == (plain, 288), "now from the cache itself"
+    rest(again)
+    other, _ = engine_of(model, tmp_path)
+    longer, cached = say(other, [*PROMPT, *range(40)])
+    assert cached == 288
+    assert longer == say(Engine(model, prefix_cache=False), [*PROMPT, *range(40)])[0]
+
+
+def test_damage_costs_time_and_nothing_else(model: Model, tmp_path: Path) -> None:
+    plain, _ = say(Engine(model, prefix_cache=False))
+    engine, _ = engine_of(model, tmp_path)
+    say(engine)
+    rest(engine)
+    rng, files = random.Random(0), sorted(tmp_path.iterdir())
+    for victim in rng.sample(files, 3):
+        raw = bytearray(victim.read_bytes())
+        raw[rng.randrange(len(raw))] ^= 64
+        victim.write_bytes(raw)
+    again, shelf = engine_of(model, tmp_path)
+    said, cached = say(again)
+    assert said == plain
+    assert cached < 288
+    assert shelf.damaged >= 1
+    for _ in range(3):  # a damaged one is found when those before it are whole
+        rest(again)
+        again, _ = engine_of(model, tmp_path)
+        said, cached = say(again)
+        assert said == plain
+    assert cached == 288, "what was damaged was written anew"
+
+
+def test_other_weights_find_nothing(model: Model, tmp_path: Path) -> None:
+    engine, _ = engine_of(model, tmp_path)
+    say(engine)
+    rest(engine)
+    shelf = Shelf(tmp_path, 1 << 30, model.executable.operands.cache.block_bytes, "others")  # type: ignore[attr-defined]
+    other = Engine(model)
+    other.keep_blocks(shelf)
+    assert say(other)[1] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_company_small_caches_and_restarts_change_nothing(tiny_gguf: Path, tmp_path: Path, seed: int) -> None:
+    """Many requests that begin alike, in a cache that holds a few of them, with restarts in between."""
+    rng = random.Random(seed)
+    block = load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1)).cache.bytes_per_block
+    model = load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1, cache_bytes=24 * block, spare_bytes=0))
+    beginnings = [[rng.randrange(256) for _ in range(rng.choice([64, 100, 200]))] for _ in range(3)]
+    for _ in range(4):
+        engine, _ = engine_of(model, tmp_path, 60 * (block + 400))
+        wanted = [[*rng.choice(beginnings), *(rng.randrange(256) for _ in range(rng.randint(1, 40)))] for _ in range(6)]
+        numbers = {engine.add(prompt, PARAMS): prompt for prompt in wanted}
+        chunks: dict[int, list[object]] = {number: [] for number in numbers}
+        while engine.busy:
+            for chunk in engine.step():
+                chunks[chunk.request].append(chunk)
+            engine.check()
+        rest(engine)  # before another engine writes over what this one holds
+        for number, prompt in numbers.items():
+            alone = Engine(model, prefix_cache=False)
+            assert collect(chunks[number])[0] == collect(alone.run(alone.add(prompt, PARAMS)))[0]  # type: ignore[arg-type]
+
+
+def test_the_options_value() -> None:
+    assert parse_store("folder") == (Path("folder"), 8 << 30)
+    assert parse_store("a/b,gb=0.5") == (Path("a/b"), 500_000_000)
+    for bad in ("", ",gb=1", "a,gb=0", "a,gb=x", "a,mb=4"):
+        with pytest.raises(UsageError, match="--prefix-store"):
+            parse_store(bad)

@@ -1,0 +1,170 @@
+"""Tools through OpenAI's client: called when they must be, streamed as whole, and their results said to the model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream.engine.output import Chunk
+from slipstream.serving.answers import ChatAnswer
+from slipstream.serving.errors import ApiError
+from slipstream.serving.tools import Reading, Tool, Toolbox, toolbox_of
+from slipstream.text.parsers import TOOLS
+from tests.serving.conftest import KEY, Server
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather", "description": "The weather in a city.", "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city", "days"], "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+TIME = {"type": "function", "function": {"name": "time", "parameters": {
+    "type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"],
+    "additionalProperties": False}}}  # fmt: skip
+ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+@pytest.fixture(scope="module")
+def client(real_server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{real_server.url}/v1", api_key=KEY)
+
+
+def test_a_tool_that_must_be_called_is(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        done = client.chat.completions.create(
+            model="tiny", messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=200, seed=1,
+            parallel_tool_calls=False,
+        )  # type: ignore[call-overload]  # fmt: skip
+        (call,) = done.choices[0].message.tool_calls
+        assert done.choices[0].finish_reason == "tool_calls"
+        assert done.choices[0].message.content is None
+        arguments = json.loads(call.function.arguments)
+        assert set(arguments) == ({"city", "days"} if call.function.name == "weather" else {"zone"})
+        assert choice == "required" or call.function.name == "weather"
+        assert call.id.startswith("call_")
+
+
+def test_streamed_calls_are_the_whole_ones(client: openai.OpenAI) -> None:
+    settings: Any = {
+        "model": "tiny", "messages": ASK, "tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 250,
+        "seed": 4, "temperature": 0.9,
+    }  # fmt: skip
+    whole = client.chat.completions.create(**settings).choices[0]
+    calls: dict[int, dict[str, str]] = {}
+    reason = None
+    for event in client.chat.completions.create(**settings, stream=True):
+        for choice in event.choices:
+            reason = choice.finish_reason or reason
+            assert not choice.delta.content
+            for piece in choice.delta.tool_calls or ():
+                call = calls.setdefault(piece.index, {"name": "", "arguments": "", "id": ""})
+                call["name"] += piece.function.name or ""
+                call["arguments"] += piece.function.arguments or ""
+                call["id"] += piece.id or ""
+    assert reason == whole.finish_reason
+    assert [(c["name"], c["arguments"]) for c in calls.values()] == [
+        (c.function.name, c.function.arguments) for c in whole.message.tool_calls
+    ]
+    assert len({c["id"] for c in calls.values()}) == len(calls)
+
+
+def test_results_are_said_to_the_model(client: openai.OpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    messages: Any = [
+        *ASK, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "It rains."},
+    ]  # fmt: skip
+    with_result = client.chat.completions.create(
+        model="tiny", messages=messages, tools=[WEATHER], max_tokens=8, temperature=0.0
+    )
+    assert with_result.usage.prompt_tokens > 100, "the tools are described, too"
+    assert with_result.choices[0].finish_reason in ("stop", "length")
+    none = client.chat.completions.create(model="tiny", messages=ASK, tools=[WEATHER], tool_choice="none", max_tokens=2)  # type: ignore[call-overload]
+    assert none.usage.prompt_tokens < 80, "a tool that may not be called is not spoken of"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].name"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"), ({"tools": [TIME] * 200}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"), ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]}, "tools[0].parameters"),
+        ({"tools": [TIME], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"enable_thinking": [1]}}, "chat_template_kwargs"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_its_field(real_server: Server, body: Any, field: str) -> None:
+    with real_server.client() as http:
+        answer = http.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 4, **body})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == field
+
+
+def said(text: str, pieces: list[str], *, parallel: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A whole message, and the deltas of the same text in pieces."""
+    box = Toolbox(TOOLS["hermes"], (Tool("weather", "", {}),), parallel=parallel)
+
+    class Plain:
+        token_bytes: tuple[bytes, ...] = ()
+
+    def answer() -> ChatAnswer:
+        return ChatAnswer("x", "m", Plain(), 1, Reading(box, "think"))  # type: ignore[arg-type]
+
+    whole, streamed = answer(), answer()
+    whole.add(Chunk(0, 0, text, (1, 2), finish_reason="stop"))
+    frames = []
+    for place, piece in enumerate(pieces):
+        last = place == len(pieces) - 1
+        frames += streamed.frames(Chunk(0, 0, piece, (1,), finish_reason="stop" if last else None))
+    deltas = [json.loads(frame.removeprefix(b"data: "))["choices"][0] for frame in frames]
+    return whole.report([])["choices"][0], deltas
+
+
+TEXT = (
+    '<think>\nHm.\n</think>\nI look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_deltas_add_up_to_the_message(size: int, parallel: bool) -> None:
+    pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
+    whole, deltas = said(TEXT, pieces, parallel=parallel)
+    message = whole["message"]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
+    assert len(message["tool_calls"]) == (2 if parallel else 1)
+    assert whole["finish_reason"] == deltas[-1]["finish_reason"] == "tool_calls"
+    joined = {"content": "", "reasoning_content": ""}
+    calls: dict[int, str] = {}
+    for delta in (choice["delta"] for choice in deltas):
+        for name in joined:
+            joined[name] += delta.get(name, "")
+        for call in delta.get("tool_calls", ()):
+            calls[call["index"]] = calls.get(call["index"], "") + call["function"]["arguments"]
+    assert joined == {"content": "I look.", "reasoning_content": "Hm."}
+    assert list(calls.values()) == [call["function"]["arguments"] for call in message["tool_calls"]]
+
+
+def test_a_format_for_every_way_to_call() -> None:
+    for form in TOOLS.values():
+        box = toolbox_of([WEATHER, TIME], "required", None, form)
+        assert box is not None
+        assert len(box.call_id()) == (9 if form.name == "mistral" else 29)
+        assert box.call_id("given") == "given"
+    with pytest.raises(ApiError):
+        toolbox_of([WEATHER], {"type": "tool"}, None, TOOLS["json"])
