@@ -7,7 +7,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard native/src/*.?pp native/src/*
 # The CPU build of torch is the correctness reference of the tests; nothing else needs it.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test test-long sanitize lint format bench clean
+.PHONY: demo test test-long sanitize lint format docs bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/slipstream generate smollm2-135m --chat --seed 7 -p "Explain in three sentences why the sky is blue."
@@ -27,6 +27,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site in build/site; a link that leads nowhere ends it.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 # The kernels' and the engine's tests with address and undefined-behaviour sanitizers in the extension.
 SANITIZED := build/sanitize
@@ -59,6 +63,10 @@ $(VENV)/.base: $(VENV)/.tools $(NATIVE)
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) install $(TORCH)
 	$(PIP) install --no-build-isolation -e ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install --no-build-isolation -e ".[docs]"
 	touch $@
 
 clean:

@@ -24,6 +24,7 @@ from slipstream.text import grammars as g
 from tests.engine.test_jitter import Said
 from tests.speculation.scripted import FREE
 from tests.speculation.test_identity import answers, forgetful, scripted
+from tests.speculation.test_state import SLOW, Eager, loaded
 
 EOS = 258
 SCHEMA = {
@@ -97,6 +98,7 @@ def test_answers_keep_to_their_grammar(model: Model) -> None:
 
 @pytest.mark.parametrize("drafters", ["scripted", "suffix", "adversarial"])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.features("grammar", "sampling", "n", "penalties", "logprobs", "text drafts", "giving way", "prefix cache")
 def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
     """Company, drafts good and bad, and giving way."""
     rng = random.Random(seed)
@@ -112,6 +114,24 @@ def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
     assert check(requests, again) == check(requests, plain)
     if drafters == "scripted":
         assert sum(c.accepted for c in controller.counts().values()) > 50
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3-tree", "dspark"])
+@pytest.mark.features(
+    "grammar", "sampling", "n", "penalties", "logprobs", "neural drafts", "giving way", "prefix cache"
+)
+def test_neural_drafts_change_nothing(family: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    """Nor do drafters that know nothing of grammars; trees have masks of their own at every node."""
+    model, drafter = loaded(family, tiny_gguf, tmp_path)
+    drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
+    rng = random.Random(5)
+    requests = requests_of(rng, 12)
+    plain = answers(Engine(model, prefix_cache=False), requests)
+    controller = Eager([drafter])
+    engine = Engine(model, SLOW, controller=controller, planner=forgetful(rng))  # type: ignore[arg-type]
+    assert answers(engine, requests, rng) == plain
+    assert check(requests, plain) > 3
+    assert sum(c.drafted for c in controller.counts().values()) > 100
 
 
 def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
@@ -130,6 +150,7 @@ def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
     assert changed != plain
 
 
+@pytest.mark.features("grammar", "stop")
 def test_an_answer_ends_with_its_grammar(model: Model) -> None:
     for params in (
         SamplingParams(grammar=KINDS["choice"], temperature=0.0, max_tokens=40, ignore_eos=True),

@@ -198,6 +198,19 @@ def play(model: Model, seeds: range) -> None:
     assert 0.2 < drafts.acceptance < 0.8, "drafts that hold and drafts that do not are both wanted"
 
 
+@pytest.mark.features(
+    "sampling",
+    "n",
+    "penalties",
+    "logprobs",
+    "stop",
+    "prefix cache",
+    "giving way",
+    "moved out",
+    "text drafts",
+    "ahead",
+    "int8 cache",
+)
 def test_jitter(model: Model) -> None:
     play(model, range(SCENARIOS // 2))
 

@@ -94,6 +94,7 @@ def test_other_weights_find_nothing(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.features("prefix store", "prefix cache", "giving way", "sampling")
 def test_company_small_caches_and_restarts_change_nothing(tiny_gguf: Path, tmp_path: Path, seed: int) -> None:
     """Many requests that begin alike, in a cache that holds a few of them, with restarts in between."""
     rng = random.Random(seed)

@@ -50,6 +50,7 @@ def test_they_are_the_references(model: Model, tiny_gguf: Path) -> None:
     assert np.linalg.norm(unit) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.features("embeddings", "prefix cache")
 def test_answers_go_on_meanwhile(model: Model) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     engine = Engine(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
 from slipstream.scheduling.drafts import Prices, allot
 from slipstream.speculation import Ask, Controller, Drafter
+from slipstream.speculation.acceptance import AnswerAcceptance
 from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
 from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE
@@ -217,3 +219,28 @@ def test_a_price_of_a_bad_moment_does_not_last() -> None:
     empty = PassClock()
     empty.doubt()
     assert empty.seconds(1) == 0.0
+
+
+def test_an_answer_is_steady_until_it_surprises() -> None:
+    """One answer's few observations hardly move what is expected of it; a change of subject does, at once."""
+    rng = random.Random(0)
+    estimates = []
+    for _ in range(200):
+        one = AnswerAcceptance(1, lambda draft_class: 0.7)
+        for _ in range(30):
+            one.observe(0, float(rng.random() < 0.7))
+            estimates.append(one.chance(0))
+    spread = statistics.pstdev(estimates)
+    assert abs(statistics.fmean(estimates) - 0.7) < 0.02
+    assert spread < 0.08, "not misled by luck"
+    changed = AnswerAcceptance(1, lambda draft_class: 0.7)
+    for count in range(1, 20):  # noqa: B007
+        changed.observe(0, 0.0)
+        if changed.chance(0) < 0.2:
+            break
+    assert count <= 8
+    for count in range(1, 20):  # noqa: B007
+        changed.observe(0, 1.0)
+        if changed.chance(0) > 0.6:
+            break
+    assert count <= 14

@@ -131,6 +131,9 @@ FAMILIES = ["suffix", "ngram", "scripted", "model", "suffix+model"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.features(
+    "sampling", "n", "penalties", "logprobs", "text drafts", "neural drafts", "giving way", "prefix cache"
+)
 def test_as_plain_decoding(model: Model, family: str) -> None:
     total = Counts()
     for seed in range(6):
@@ -225,6 +228,7 @@ class Known(Drafter):
         return [Draft.chain(tokens, [0] * len(tokens), self.name) if tokens else None for _, tokens in rest]
 
 
+@pytest.mark.features("stop", "text drafts")
 def test_every_end_at_every_place_of_an_accepted_run(model: Model) -> None:
     """End of answer, stop token, stop string and length: text, ids, log-probabilities and reason are those of plain."""
     prompt, base = [10, 20, 30], SamplingParams(seed=8, temperature=1.0, max_tokens=24, ignore_eos=True, logprobs=2)

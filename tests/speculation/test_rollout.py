@@ -55,6 +55,9 @@ def oracle(drafter: Drafter, said: dict[tuple[int, ...], list[int]], chance: flo
 
 @pytest.mark.parametrize("stage", ["shadow", "canary", "all"])
 @pytest.mark.parametrize("text_only", [False, True])
+@pytest.mark.features(
+    "rollout", "neural drafts", "text drafts", "n", "sampling", "penalties", "logprobs", "prefix cache"
+)
 def test_no_answer_changes(stage: Stage, text_only: bool, tiny_gguf: Path, tmp_path: Path) -> None:
     """Deployed while answers are under way, with preemption, forks and a warm prefix cache."""
     from slipstream.engine import load_model

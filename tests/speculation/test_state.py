@@ -63,6 +63,7 @@ class Eager(Controller):
 
 
 @pytest.mark.parametrize("family", ["eagle3", "eagle3-tree", "dspark"])
+@pytest.mark.features("neural drafts", "giving way", "n", "sampling", "prefix cache", "moved out")
 def test_state_follows_the_blocks(family: str, tiny_gguf: Path, tmp_path: Path) -> None:
     model, drafter = loaded(family, tiny_gguf, tmp_path, spare=1 << 20)
     drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]

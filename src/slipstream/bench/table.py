@@ -187,6 +187,24 @@ def _record(r: dict[str, Any]) -> str:
     )
 
 
+def _structured(r: dict[str, Any]) -> str:
+    speed, compiled = r["speed"], r["compile_seconds"]
+    return (
+        f"{r['schemas']} schemas, {r['whole']} answers whole, {r['valid']:.1%} of them valid; x {speed['median']:.3f} "
+        f"of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}); compiled in "
+        f"{compiled['median'] * 1e3:.1f} ms, at most {compiled['max'] * 1e3:.0f}"
+    )
+
+
+def _restart(r: dict[str, Any]) -> str:
+    ratio = r["restart"]
+    return (
+        f"first token of a known {r['prompt_tokens']}-token prompt after a restart x {ratio['median']:.3f} of a cold "
+        f"one ({ratio['min']:.3f}-{ratio['max']:.3f}): {r['known_seconds']['median'] * 1e3:.0f} ms against "
+        f"{r['cold_seconds']['median'] * 1e3:.0f}; {r['stored_bytes'] / 1e6:.0f} MB on disk"
+    )
+
+
 def _drafters(r: dict[str, Any]) -> str:
     def one(name: str, served: dict[str, Any]) -> str:
         replayed = r["replayed"].get(name, {}).get("")
@@ -219,6 +237,8 @@ def _row(result: dict[str, Any]) -> tuple[str, str] | None:
         ("categories", "speculation", _spec),
         ("teacher_forced_against_served", "drafters", _drafters),
         ("recording", "recording traffic", _record),
+        ("compile_seconds", "structured answers", _structured),
+        ("restart", "prefix store", _restart),
         ("least_measured", "predicted S", _spec_prediction),
         ("plain_tpot", "speculation, many streams", _spec_streams),
         ("serve_streams", "serving", _serve),

@@ -8,6 +8,7 @@ import typer
 
 from slipstream.cli import (
     bench,
+    bench_api,
     bench_serving,
     bench_spec,
     ceiling,
@@ -48,6 +49,8 @@ app.command("collect-env")(collect_env.collect_env)
 bench.app.command("serve")(bench_serving.serve)
 bench.app.command("replay")(bench_serving.replay_trace)
 bench.app.command("record")(bench_serving.record)
+bench.app.command("structured")(bench_api.structured)
+bench.app.command("restart")(bench_api.restart)
 bench.app.command("spec")(bench_spec.spec)
 bench.app.command("spec-prediction")(bench_spec.spec_prediction)
 drafter.app.command("deploy")(drafter_deploy.deploy)

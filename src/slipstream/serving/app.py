@@ -29,6 +29,7 @@ from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
 from slipstream.serving.messages import MessagesAnswer, MessagesRequest, as_chat, error_body
 from slipstream.serving.metrics import Metrics
+from slipstream.serving.openapi import document
 from slipstream.serving.prompts import Prompts
 from slipstream.serving.recording import Served
 from slipstream.serving.responses import Responses
@@ -96,6 +97,7 @@ class Api:
             Route("/explain", self._guarded(self.explain), methods=get),
             Route("/admin/drafter", self._guarded(self.drafter), methods=["GET", "POST"]),
             Route("/version", self._guarded(self.version), methods=get),
+            Route("/openapi.json", self._guarded(self.openapi), methods=get),
             Route("/health", self.health, methods=get),
         ]
         handlers: Any = {404: no_route, 405: no_method}
@@ -128,6 +130,10 @@ class Api:
     async def version(self, request: Request, key: Key) -> Response:
         """The program's version."""
         return json_response({"version": __version__})
+
+    async def openapi(self, request: Request, key: Key) -> Response:
+        """The OpenAPI document."""
+        return json_response(document())
 
     def _card(self) -> dict[str, Any]:
         info = self.client.info

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-ANSWER_MEMORY, TAG_MEMORY = 12.0, 200.0
+STEADY_MEMORY, WARY_MEMORY, TAG_MEMORY = 64.0, 12.0, 200.0
 """Observations of a class that count: an answer can change its subject, and then old ones mislead."""
-ANSWER_WEIGHT, TAG_WEIGHT = 1.5, 5.0
+STEADY_WEIGHT, WARY_WEIGHT, TAG_WEIGHT = 12.0, 1.5, 5.0
 """Observations that what is known from elsewhere counts as."""
+SURPRISE = 2.0
+"""Standard deviations from what is expected at which an answer is no longer like the others, or like itself."""
 
 
 class Acceptance:
@@ -28,6 +31,41 @@ class Acceptance:
         """A draft was accepted (1) or not (0); in between if it was not verified, but had that chance."""
         self._tries[draft_class] = self._tries[draft_class] * self._decay + 1.0
         self._hits[draft_class] = self._hits[draft_class] * self._decay + accepted
+
+
+class AnswerAcceptance:
+    """Chances in one answer: steady as long as it goes as expected, wary once it does not.
+
+    The few observations of one answer are noisy, and who drafts most where the estimate happens to be high expects too
+    much and chooses wrongly: so what other answers showed counts for much. But an answer that changes its subject shows
+    it within a few drafts; then only what it did lately counts.
+    """
+
+    __slots__ = ("_decay", "_expected", "_seen", "_steady", "_variance", "_wary")
+
+    def __init__(self, classes: int, prior: Callable[[int], float]):
+        self._steady = Acceptance(classes, prior, STEADY_MEMORY, STEADY_WEIGHT)
+        self._wary = Acceptance(classes, prior, WARY_MEMORY, WARY_WEIGHT)
+        self._expected = self._seen = self._variance = 0.0
+        self._decay = 1.0 - 1.0 / WARY_MEMORY
+
+    @property
+    def surprised(self) -> bool:
+        """Whether far fewer drafts, or far more, were accepted lately than was expected."""
+        return abs(self._seen - self._expected) > SURPRISE * math.sqrt(self._variance + 0.25)
+
+    def chance(self, draft_class: int) -> float:
+        """How likely a draft of a class is to be accepted when those before it are."""
+        return (self._wary if self.surprised else self._steady).chance(draft_class)
+
+    def observe(self, draft_class: int, accepted: float) -> None:
+        """A draft was accepted (1) or not (0); in between if it was not verified, but had that chance."""
+        chance = self._steady.chance(draft_class)
+        self._expected = self._expected * self._decay + chance
+        self._variance = self._variance * self._decay + chance * (1.0 - chance)
+        self._seen = self._seen * self._decay + accepted
+        self._steady.observe(draft_class, accepted)
+        self._wary.observe(draft_class, accepted)
 
 
 def survival(chances: list[float]) -> tuple[float, ...]:

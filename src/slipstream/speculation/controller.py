@@ -16,14 +16,7 @@ from slipstream.program import Draft, StepShape
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Offer, Plan
 from slipstream.scheduling import Sequence as Answer
-from slipstream.speculation.acceptance import (
-    ANSWER_MEMORY,
-    ANSWER_WEIGHT,
-    TAG_MEMORY,
-    TAG_WEIGHT,
-    Acceptance,
-    survival,
-)
+from slipstream.speculation.acceptance import TAG_MEMORY, TAG_WEIGHT, Acceptance, AnswerAcceptance, survival
 from slipstream.speculation.card import Card
 from slipstream.speculation.drafter import Ask, Drafter
 from slipstream.speculation.statistics import Counts, Pace
@@ -55,8 +48,8 @@ POSITION_PRIOR = 0.6
 class _Track:
     """What is known of drafting one answer."""
 
-    classes: dict[str, Acceptance] = field(default_factory=dict)
-    positions: dict[str, Acceptance] = field(default_factory=dict)
+    classes: dict[str, AnswerAcceptance] = field(default_factory=dict)
+    positions: dict[str, AnswerAcceptance] = field(default_factory=dict)
     declined: int = 0
     resume: int = 0
     pause: int = FIRST_PAUSE
@@ -213,6 +206,8 @@ class Controller:
             for index in range(tried):
                 chances.observe(draft.classes[index], float(index < accepted))
                 known.classes.observe(draft.classes[index], float(index < accepted))
+        if drafter.neural and 2 * accepted >= len(draft):  # a trial that went well is worth another one soon
+            track.pause = FIRST_PAUSE
         if drafter.neural and not drafter.ranked:
             positions = self._positions(drafter, answer, track)
             for index in range(min(tried, drafter.most)):
@@ -294,16 +289,16 @@ class Controller:
                 self._known.popitem(last=False)
         return known
 
-    def _chances(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
+    def _chances(self, drafter: Drafter, answer: Answer, track: _Track) -> AnswerAcceptance:
         if drafter.name not in track.classes:
             prior = self._knows(drafter, answer).classes.chance
-            track.classes[drafter.name] = Acceptance(drafter.classes, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
+            track.classes[drafter.name] = AnswerAcceptance(drafter.classes, prior)
         return track.classes[drafter.name]
 
-    def _positions(self, drafter: Drafter, answer: Answer, track: _Track) -> Acceptance:
+    def _positions(self, drafter: Drafter, answer: Answer, track: _Track) -> AnswerAcceptance:
         if drafter.name not in track.positions:
             prior = self._knows(drafter, answer).positions.chance
-            track.positions[drafter.name] = Acceptance(drafter.most, prior, ANSWER_MEMORY, ANSWER_WEIGHT)
+            track.positions[drafter.name] = AnswerAcceptance(drafter.most, prior)
         return track.positions[drafter.name]
 
 

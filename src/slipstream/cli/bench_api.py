@@ -1,0 +1,84 @@
+"""slipstream bench structured and restart: what schemas cost, and what a known beginning is worth after a restart."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.bench import Out, report
+from slipstream.cli.options import (
+    JsonOption,
+    MaxModelLen,
+    ModelArgument,
+    Quantization,
+    Speculation,
+    Threads,
+    load_options,
+    open_drafted,
+    progress_bar,
+)
+from slipstream.errors import UsageError
+
+
+def structured(
+    model: ModelArgument,
+    count: Annotated[int, typer.Option("--schemas", help="Schemas, made at random.")] = 300,
+    seed: Annotated[int, typer.Option()] = 0,
+    speculative: Speculation = "off",
+    json_output: JsonOption = False,
+    out: Out = None,
+    max_model_len: MaxModelLen = None,
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """Whether answers keep to many schemas, and at what share of the speed of free answers."""
+    from slipstream.bench.structured import measure
+    from slipstream.engine.cost import cost_model
+
+    if count < 1:
+        raise UsageError("--schemas must be positive")
+    options = load_options(max_model_len or 2048, "bf16", quantization, threads, "native")
+    found = open_drafted(model, options, speculative, "exact", quick=False)
+    loaded, cost = found.model, found.cost or cost_model(found.model)
+    with progress_bar() as bar:
+        result = measure(loaded, cost, found.controller, count, seed, lambda n: bar("answering", n, count))
+    result = {"model": model, "speculative": speculative, **result}
+    report(result, json_output, out)
+    if not json_output:
+        speed, compiled = result["speed"], result["compile_seconds"]
+        print(
+            f"{result['whole']} of {result['schemas']} answers ended by themselves, {result['valid']:.1%} valid; "
+            f"{speed['median']:.3f} of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}), compiled in "
+            f"{compiled['median'] * 1e3:.1f} ms (at most {compiled['max'] * 1e3:.0f})"
+        )
+
+
+def restart(
+    model: ModelArgument,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2000,
+    turns: Annotated[int, typer.Option(help="Turns of a cold start and one that knows the prompt.")] = 7,
+    json_output: JsonOption = False,
+    out: Out = None,
+    quantization: Quantization = "none",
+    threads: Threads = None,
+) -> None:
+    """The time to the first token of a prompt that was known before a restart, over that of a cold one."""
+    from slipstream.bench.restart import measure
+    from slipstream.engine import load_model
+    from slipstream.engine.cost import cost_model
+
+    if prompt < 64 or turns < 1:
+        raise UsageError("--prompt is at least 64, --turns at least 1")
+    options = load_options(prompt + 64, "bf16", quantization, threads, "native")
+    with progress_bar() as bar:
+        loaded = load_model(model, options, bar)
+        result = measure(loaded, cost_model(loaded), prompt, turns, lambda n: bar("measuring", n, turns))
+    result = {"model": model, **result}
+    report(result, json_output, out)
+    if not json_output:
+        cold, known = result["cold_seconds"]["median"], result["known_seconds"]["median"]
+        print(
+            f"{prompt} tokens: first token after {known * 1e3:.0f} ms where the prompt was known before the restart, "
+            f"{cold * 1e3:.0f} ms cold: {result['restart']['median']:.3f} times; {result['stored_bytes'] / 1e6:.0f} MB"
+        )

@@ -1,0 +1,40 @@
+"""slipstream bench structured and restart, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slipstream.bench.schemas import schemas
+from tests.cli.test_cli import run
+
+
+def test_schemas_are_schemas() -> None:
+    from jsonschema import Draft202012Validator
+
+    made = schemas(300)
+    assert made == schemas(300)
+    assert made[:50] != schemas(50, 1)
+    for schema in made:
+        Draft202012Validator.check_schema(schema)
+    text = json.dumps(made)
+    for word in ("$ref", "pattern", "enum", "anyOf", "minItems", "multipleOf", "exclusiveMinimum", "format", "const"):
+        assert f'"{word}"' in text, word
+
+
+def test_structured(smollm: Path, tmp_path: Path) -> None:
+    out = tmp_path / "structured.json"
+    done = run("bench", "structured", str(smollm), "--schemas", "6", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["valid"] == 1.0
+    assert found["refused"] == []
+    assert "| structured answers, " in run("bench", "table", str(tmp_path)).stdout
+
+
+def test_restart(tiny_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "restart.json"
+    done = run("bench", "restart", str(tiny_gguf), "--prompt", "300", "--turns", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["stored_bytes"] > 0
+    assert "| prefix store, " in run("bench", "table", str(tmp_path)).stdout

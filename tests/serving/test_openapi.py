@@ -1,0 +1,80 @@
+"""The OpenAPI document says what there is, and what requests are made from it never break the server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slipstream.serving.openapi import BODIES, document
+from tests.serving.conftest import KEY, Server
+
+
+def test_every_route_is_in_it(server: Server) -> None:
+    with server.client() as http:
+        found = http.get("/openapi.json").json()
+        assert found == json.loads(json.dumps(document()))
+        for path, operations in found["paths"].items():
+            concrete = path.replace("{id}", "some-id")
+            for method in ("get", "post", "delete"):
+                if method in operations:
+                    status = http.request(method, concrete, content=b"" if method == "post" else None).status_code
+                    assert status != 405, (method, path)
+                    assert str(status) in operations[method]["responses"], (method, path, status)
+
+
+def test_references_lead_somewhere() -> None:
+    found = document()
+
+    def references(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            here = [value["$ref"]] if "$ref" in value else []
+            return here + [r for inner in value.values() for r in references(inner)]
+        return [r for inner in value for r in references(inner)] if isinstance(value, list) else []
+
+    for reference in references(found["paths"]) + references(found["components"]["schemas"]):
+        name = reference.removeprefix("#/components/schemas/")
+        assert name in found["components"]["schemas"], reference
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+def fields_of(path: str) -> list[str]:
+    return [*BODIES[path][1].__struct_fields__]
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+def test_whatever_is_sent_is_answered(server: Server, path: str) -> None:
+    """Any of the fields with anything in them: an answer, or an error that says what is wrong; never a 500."""
+    right = {
+        "messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", "max_tokens": 2,
+        "max_output_tokens": 2, "max_completion_tokens": 2,
+    }  # fmt: skip
+    names = fields_of(path)
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.dictionaries(st.sampled_from(names), JSON, max_size=4), st.booleans())
+    def send(fields: dict[str, Any], whole: bool) -> None:
+        base = {name: value for name, value in right.items() if name in names} if whole else {}
+        body = json.dumps({**base, **fields, "n": 1} if "n" in names else {**base, **fields})
+        with server.client() as http:
+            answer = http.post(path, content=body)
+        assert answer.status_code in (200, 400, 404, 413), (answer.status_code, body, answer.text[:300])
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]
+
+    send()
+
+
+def test_the_key_is_needed_for_it_too(server: Server) -> None:
+    import httpx
+
+    assert httpx.get(f"{server.url}/openapi.json").status_code == 401
+    assert httpx.get(f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
