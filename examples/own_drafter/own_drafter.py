@@ -29,16 +29,15 @@ class Sizes:
     mixed_tokens: int
     later_tokens: int
     max_tokens: int
-    training: tuple[str, ...]
+    own: tuple[str, ...]
+    generic: tuple[str, ...]
     limit: int
     serve: int
 
 
-FULL = Sizes(1_000_000, 250_000, 60_000, 256, ("--budget", "25m"), 240, 32)
-SMALL = Sizes(
-    6_000, 3_000, 2_000, 64,
-    ("--rounds", "4", "--round-tokens", "2048", "--batch-tokens", "512", "--draft-vocabulary", "1024"), 12, 4,
-)  # fmt: skip
+FULL = Sizes(1_000_000, 60_000, 40_000, 256, ("--budget", "20m"), ("--budget", "5m"), 180, 28)
+FEW = ("--rounds", "4", "--round-tokens", "2048", "--batch-tokens", "512", "--draft-vocabulary", "1024")
+SMALL = Sizes(6_000, 3_000, 2_000, 64, FEW, FEW, 12, 4)
 
 
 class Example:
@@ -67,13 +66,13 @@ class Example:
         )  # fmt: skip
         return file
 
-    def train(self, name: str, traffic: Path, *options: object) -> Path:
+    def train(self, name: str, traffic: Path, how: tuple[str, ...], *options: object) -> Path:
         """A drafter from a traffic file."""
         folder = self.out / name
         if not (folder / "training-card.json").exists():
             self.slipstream(
                 f"training: {name}", "drafter", "train", "--model", self.model, "--traffic", traffic, "--out", folder,
-                *self.sizes.training, *options,
+                *how, *options,
             )  # fmt: skip
         return folder
 
@@ -93,8 +92,8 @@ class Example:
         sizes = self.sizes
         maths = self.traffic("maths", sizes.own_tokens, SYSTEM)
         mixture = self.traffic("mixed", sizes.mixed_tokens)
-        own = self.train("own", maths, "--generic", mixture)
-        mixed = self.train("generic", mixture)
+        own = self.train("own", maths, sizes.own, "--generic", mixture)
+        mixed = self.train("generic", mixture, sizes.generic)
         later = self.traffic("maths-later", sizes.own_tokens + sizes.later_tokens, SYSTEM, "maths")
         reports = {"maths-later": self.measure("maths-later", later, own, mixed, "--tag", "maths-later")}
         for prompts in sorted(self.data.glob("foreign-*.jsonl")):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.kvcache import BlockPool
 from slipstream.program import StepShape
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Offer, Prices, State, allot, schedule
-from slipstream.scheduling.drafts import SLACK
+from slipstream.scheduling.drafts import SLACK, _best
 from tests.scheduling.test_scheduler import running, sequence
 
 CHEAP = CostModel(Curve((1, 512), (10e-3, 10.5e-3)), Curve((1, 64), (1e-3, 1.05e-3)), (0, 0, 0, 0), drafted=0.0)
@@ -110,3 +111,28 @@ def test_a_plan_says_what_it_expects() -> None:
     assert plan.plain == pytest.approx(CHEAP.seconds(StepShape(1, 1, 0, 40)), rel=1e-3)
     assert plan.speedup == pytest.approx(1.75 * 11 / 13, rel=0.01)
     assert 0.0 < plan.row_price < plan.draft_price < 0.25
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=16), st.floats(0.0, 0.6), st.floats(0.0, 0.5), st.booleans(),
+    st.sampled_from([0, 1, 4]), st.integers(0, 20),
+)  # fmt: skip
+def test_one_answer_alone_is_as_one_of_many(
+    chances: list[float], row: float, draft_pass: float, neural: bool, passes: int, room: int
+) -> None:
+    """The short way for a single answer finds what the long way for several does."""
+    survival = tuple(np.cumprod(chances).tolist())
+    offer = Offer(survival, neural, passes if neural else 0, 0.01 if neural else 0.0)
+
+    def seconds(rows: int) -> float:
+        return 1.0 + row * rows
+
+    best, rate = (0,), 1.0 / seconds(0)
+    for count in range(offer.passes_for(len(survival)) + 1):
+        drafts, found = _best([offer], count, 1, room, seconds, draft_pass)
+        if found > rate:
+            best, rate = drafts, found
+    chosen = allot([offer], Prices(seconds, 0.0, draft_pass), 1, room)
+    assert chosen.rate >= rate - 1e-12
+    assert chosen.drafts == best or chosen.rate == pytest.approx(rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 WORDS = (
@@ -44,7 +45,7 @@ def _object(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _value(rng: random.Random, depth: int) -> dict[str, Any]:
-    kinds = [_word, _number, _number, _enum, _flag]
+    kinds: list[Callable[[random.Random, int], dict[str, Any]]] = [_word, _number, _number, _enum, _flag]
     if depth < DEEPEST:
         kinds += [_list, _nested, _either]
     return rng.choice(kinds)(rng, depth)

@@ -148,9 +148,10 @@ def _spec(r: dict[str, Any]) -> str:
         cost += f" ({passes['median']:.3f} beside a plain step after each round)"
     if "overheads" in r:
         cost += f"; drafters that never draft take {r['overheads']['silent_drafters']['median'] - 1:+.1%} of a step"
+    drawn = f", drafts drawn {r['drawing']}" if r.get("drawing") else ""
     same = "answers those of plain decoding" if r["identical"] else "answers NOT those of plain decoding"
     return (
-        f"{r['speculative']}{', likeliest tokens' if r.get('likeliest') else ''}, {r['prompt_set']}, "
+        f"{r['speculative']}{drawn}, {r['prompt_set']}, "
         f"temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
         f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{forced}"
     )

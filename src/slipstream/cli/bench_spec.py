@@ -23,6 +23,7 @@ from slipstream.cli.options import (
     table,
 )
 from slipstream.errors import UsageError
+from slipstream.speculation.settings import Drawing
 
 OVERHEAD_PROMPTS = 8
 
@@ -37,10 +38,13 @@ def spec(
     temperature: Annotated[float, typer.Option()] = 0.0,
     streams: Annotated[int, typer.Option(help="Answers at a time; more than 1 measures throughput.")] = 1,
     turns: Annotated[int, typer.Option(help="Turns of plain and drafted, with more than one stream.")] = 3,
-    likeliest: Annotated[
-        bool,
-        typer.Option("--likeliest", help="Draft the likeliest tokens, where an answer is sampled with its own noise."),
-    ] = False,
+    drawing: Annotated[
+        str | None,
+        typer.Option(
+            "--drawing",
+            help="How neural drafts are drawn for sampled answers: coupled (with the answer's noise) or likeliest.",
+        ),
+    ] = None,
     force_accept: Annotated[
         float | None,
         typer.Option(
@@ -77,7 +81,7 @@ def spec(
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     drafted = open_drafted(
         model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False,
-        drawing="likeliest" if likeliest else "coupled",
+        drawing=_drawing(drawing),
     )  # fmt: skip
     assert drafted.cost is not None
     assert drafted.controller is not None
@@ -104,10 +108,20 @@ def spec(
             result["overheads"] = measure_overheads(
                 drafted.model, drafted.cost, drafted.controller, fitting, params, lambda n: bar("overheads", n, 100)
             )
-    result |= {"likeliest": likeliest, "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
+    result |= {"drawing": drawing, "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
     report(result, json_output, out)
     if not json_output:
         _table(result)
+
+
+def _drawing(name: str | None) -> Drawing | None:
+    if name is None:
+        return None
+    if name == "coupled":
+        return "coupled"
+    if name == "likeliest":
+        return "likeliest"
+    raise UsageError(f"--drawing is coupled or likeliest, not {name!r}")
 
 
 def _table(result: dict[str, Any]) -> None:

@@ -134,7 +134,7 @@ def open_drafted(
     verify: str,
     *,
     quick: bool = True,
-    drawing: Drawing = "coupled",
+    drawing: Drawing | None = None,
 ) -> Drafted:
     """Load a model and its drafter, showing progress on a terminal. `quick`: the cost model is for one user."""
     from slipstream.engine.cost import cost_model

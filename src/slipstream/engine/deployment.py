@@ -28,7 +28,7 @@ class _Loading:
 class Deployment:
     """The engine's drafters, as they change. Everything but the loading happens on the engine's thread."""
 
-    def __init__(self, engine: Engine, drawing: Drawing):
+    def __init__(self, engine: Engine, drawing: Drawing | None):
         self._engine, self._drawing = engine, drawing
         self._loading: _Loading | None = None
         self._name = ""

@@ -129,11 +129,12 @@ def load_speculative(
     options: LoadOptions,
     wanted: Speculative,
     progress: Progress | None = None,
-    drawing: Drawing = "coupled",
+    drawing: Drawing | None = None,
 ) -> tuple[Model, Controller | None]:
     """A target and whatever drafts for it. Raises SlipstreamError with the reason.
 
-    `drawing` is how neural drafters draw for answers that are sampled: "own" for verification by rejection.
+    `drawing` is how neural drafters draw for answers that are sampled: "own" for verification by rejection; by default
+    as was measured to be the better for their family.
     """
     if options.backend != "native" and wanted.kind != "off":
         raise UsageError("drafts need the native backend: say --speculative off")
@@ -152,7 +153,9 @@ def load_speculative(
     return model, Controller([drafter] if wanted.only else [SuffixDrafter(), drafter], card)
 
 
-def _controller(wanted: Speculative, model: Model, progress: Progress | None, drawing: Drawing) -> Controller | None:
+def _controller(
+    wanted: Speculative, model: Model, progress: Progress | None, drawing: Drawing | None
+) -> Controller | None:
     match wanted.kind:
         case "off":
             return None
@@ -165,9 +168,14 @@ def _controller(wanted: Speculative, model: Model, progress: Progress | None, dr
 
 
 def load_tapped_drafter(
-    folder: Folder, target: Model, weights: WeightSource, drawing: Drawing = "coupled", tree: TreeShape | None = None
+    folder: Folder, target: Model, weights: WeightSource, drawing: Drawing | None = None, tree: TreeShape | None = None
 ) -> TappedDrafter:
-    """EAGLE-3 or DSpark, in int4 on the native backend. The target must have been loaded with the drafter's taps."""
+    """EAGLE-3 or DSpark, in int4 on the native backend. The target must have been loaded with the drafter's taps.
+
+    By default they draft the likeliest tokens: how sure they are of a token tells more of its fate when it is not drawn
+    with noise.
+    """
+    drawing = drawing or "likeliest"
     state = f"{folder.family} {folder.path.resolve()} {folder.checkpoint.files[0].stat().st_mtime_ns}"
     kv_format, length, blocks = target.cache.groups[0].format, target.max_len, target.blocks + target.spare_blocks
     config = folder.config
@@ -198,7 +206,7 @@ class Candidate:
     warnings: tuple[str, ...]
 
 
-def load_candidate(folder: Path, model: Model, drawing: Drawing = "coupled") -> Candidate:
+def load_candidate(folder: Path, model: Model, drawing: Drawing | None = None) -> Candidate:
     """Load a drafter while an engine runs: nothing of the engine is touched. Raises SlipstreamError."""
     checkpoint = open_checkpoint(resolve(model.reference))
     opened = Folder.open(folder, model.config)
@@ -264,11 +272,12 @@ def _set_vocabulary(executables: Sequence[Executable], tokens: npt.NDArray[np.in
 
 
 def load_model_drafter(
-    reference: str, target: Model, progress: Progress | None = None, drawing: Drawing = "coupled"
+    reference: str, target: Model, progress: Progress | None = None, drawing: Drawing | None = None
 ) -> Drafter:
     """A smaller model as a drafter, in int4 and with a reduced head. Raises UsageError if it does not fit."""
     if not isinstance(target.executable, NativeExecutable):
         raise UsageError("a draft model needs the native backend")
+    drawing = drawing or "coupled"
     checkpoint = open_checkpoint(resolve(reference, progress))
     config = read_config(checkpoint)
     tokenizer = load_tokenizer(checkpoint)

@@ -104,7 +104,7 @@ class Worker:
     """One engine and the socket it answers."""
 
     def __init__(
-        self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing = "coupled"
+        self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing | None = None
     ):
         self.model, self.engine, self.socket, self.ceiling = model, engine, socket, ceiling
         self._numbers: dict[int, int] = {}  # engine's number → client's
@@ -282,7 +282,7 @@ class Worker:
 def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
     begun = time.perf_counter()
     wanted, verification = Speculative.parse(options.speculative), verification_of(options.verify)
-    drawing: Drawing = "own" if verification.wants_logits else "coupled"
+    drawing: Drawing | None = "own" if verification.wants_logits else None
     model, controller = load_speculative(options.model, options.load(), wanted, drawing=drawing)
     cost = cost_model(model)
     ceiling = measure_ceiling(model)

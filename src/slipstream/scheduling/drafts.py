@@ -77,6 +77,8 @@ def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> A
         return known[rows]
 
     plain = decodes / seconds(0)
+    if decodes == len(offers) == 1:
+        return _alone(offers[0], plain, seconds, prices.draft_pass, room)
     best, best_drafts = plain, (0,) * len(offers)
     deepest = max((offer.passes_for(len(offer.survival)) for offer in offers), default=0)
     for passes in range(deepest + 1):
@@ -86,6 +88,21 @@ def allot(offers: Sequence[Offer], prices: Prices, decodes: int, room: int) -> A
         elif passes and rate < GIVE_UP * best:
             break
     return Allotment(best_drafts, best, plain)
+
+
+def _alone(offer: Offer, plain: float, seconds: Callable[[int], float], draft_pass: float, room: int) -> Allotment:
+    """For a single answer in the step, whose drafts are taken in their order: one look at each length."""
+    best, chosen, tokens, bare = plain, 0, 1.0, seconds(0)
+    setup = offer.setup if offer.neural else 0.0
+    for count, chance in enumerate(sorted(offer.survival, reverse=True)[:room], 1):
+        tokens += chance
+        took = seconds(count) + offer.passes_for(count) * draft_pass + setup
+        rate = tokens / took
+        if rate > best and took <= (1.0 + max(SLACK, tokens - 1.0)) * bare:
+            best, chosen = rate, count
+        elif rate < GIVE_UP * best and not offer.passes:  # a block's first token bears all of its passes
+            break
+    return Allotment((chosen,), best, plain)
 
 
 def _best(

@@ -41,7 +41,7 @@ STATUSES = {
 def document() -> dict[str, Any]:
     """The document as an object."""
     types = [kind for _, kind in BODIES.values()] + [DeployBody]
-    schemas, components = msgspec.json.schema_components(types, "#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_path = dict(zip([*BODIES, "/admin/drafter"], schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, (what, _) in BODIES.items():
