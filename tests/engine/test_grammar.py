@@ -125,7 +125,7 @@ def test_neural_drafts_change_nothing(family: str, tiny_gguf: Path, tmp_path: Pa
     model, drafter = loaded(family, tiny_gguf, tmp_path)
     drafter.prior = lambda draft_class: 0.9  # type: ignore[method-assign]
     rng = random.Random(5)
-    requests = requests_of(rng, 12)
+    requests = requests_of(rng, 24)
     plain = answers(Engine(model, prefix_cache=False), requests)
     controller = Eager([drafter])
     engine = Engine(model, SLOW, controller=controller, planner=forgetful(rng))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def labels(server: Server) -> dict[str, set[str]]:
             assert http.post("/v1/completions", json=body).status_code == 200
         http.post("/v1/completions", json={"prompt": 5})
         http.get("/explain")
+        time.sleep(1.5)  # the engine is asked how it is once a second
         text = http.get("/metrics").text
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):

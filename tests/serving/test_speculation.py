@@ -52,7 +52,7 @@ def test_the_same_answers_and_figures_besides(plain: Server, drafted: Server) ->
     assert timings["drafted_tokens"] - timings["accepted_tokens"] == details["rejected_prediction_tokens"]
     assert timings["tau"] == pytest.approx(1 + timings["accepted_tokens"] / timings["verifications"])
     none = complete(plain)["usage"]["completion_tokens_details"]  # type: ignore[index]
-    assert none == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert set(none.values()) == {0}
 
 
 def test_metrics_by_drafter_and_tag(drafted: Server) -> None:

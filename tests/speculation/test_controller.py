@@ -208,14 +208,18 @@ def test_dearness_follows_what_verifying_costs() -> None:
 def test_a_price_of_a_bad_moment_does_not_last() -> None:
     """Passes that were measured while something else ran are not run at that price, and so never measured again."""
     clock = PassClock()
+    clock.observe(1, 40e-3)
+    assert clock.seconds(1) == 0.0, "the first one finds everything cold"
     clock.observe(1, 4e-3)
     for _ in range(8):
         clock.doubt()
     assert clock.seconds(1) < 2e-3
     clock.observe(1, 1e-3)
     assert clock.seconds(1) == pytest.approx(1e-3)
-    clock.observe(1, 2e-3)
-    assert clock.seconds(1) == pytest.approx(1.1e-3)
+    for seconds in (1.2e-3, 9e-3, 1.1e-3):
+        clock.observe(1, seconds)
+    assert clock.seconds(1) == pytest.approx(1.15e-3), "one in a bad moment does not show"
+    assert clock.seconds(5) == clock.seconds(1), "the nearest that is known"
     empty = PassClock()
     empty.doubt()
     assert empty.seconds(1) == 0.0

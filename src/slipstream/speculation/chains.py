@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Sequence
 
 from slipstream.program import Draft, Proposal
 from slipstream.speculation.drafter import Ask
 
-SETTLING = 0.1
-"""Share of what a pass took that goes into what passes are taken to take."""
-
+LATEST = 9
+"""Passes whose median is what a pass takes: one in a bad moment does not show."""
 DOUBT = 0.9
 """What is left of a price at which a pass was declined."""
 
@@ -43,30 +44,38 @@ class Chains:
 
 
 class PassClock:
-    """Seconds of a pass by how many answers it drafts for, as measured lately."""
+    """Seconds of a pass by how many answers it drafts for: the median of the latest.
+
+    The first pass of a kind does not count: it finds everything cold, takes ten times as long, and would keep all others
+    away.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._doubted: set[int] = set()
+        self._latest: dict[int, deque[float]] = {}
+        self._doubts: dict[int, float] = {}
 
     def observe(self, answers: int, seconds: float) -> None:
         """A pass has run."""
         bucket = 1 << (answers - 1).bit_length()
-        if bucket in self._doubted:
-            self._doubted.discard(bucket)
-            self._seconds[bucket] = seconds
-        self._seconds[bucket] = (1 - SETTLING) * self._seconds.get(bucket, seconds) + SETTLING * seconds
+        if bucket not in self._latest:
+            self._latest[bucket] = deque(maxlen=LATEST)
+            return
+        if self._doubts.pop(bucket, None) is not None:
+            self._latest[bucket].clear()
+        self._latest[bucket].append(seconds)
 
     def doubt(self) -> None:
         """Nobody wanted a pass at this price: it may be that of a bad moment, and is only put right by running one.
 
         It falls a little each time, until a pass is run; what that takes is believed at once.
         """
-        self._seconds = {bucket: DOUBT * seconds for bucket, seconds in self._seconds.items()}
-        self._doubted.update(self._seconds)
+        for bucket in self._latest:
+            self._doubts[bucket] = DOUBT * self._doubts.get(bucket, 1.0)
 
     def seconds(self, answers: int) -> float:
-        """What a pass takes; for numbers that did not occur what the nearest takes, and 0 before the first pass."""
-        if not self._seconds:
+        """What a pass takes; for numbers that did not occur what the nearest takes, and 0 before the second pass."""
+        known = [bucket for bucket, latest in self._latest.items() if latest]
+        if not known:
             return 0.0
-        return self._seconds[min(self._seconds, key=lambda count: abs(count - answers))]
+        nearest = min(known, key=lambda count: abs(count - answers))
+        return statistics.median(self._latest[nearest]) * self._doubts.get(nearest, 1.0)
