@@ -98,6 +98,8 @@ struct Kernels {
   // Sampling. Largest of x[i] (+ Gumbel noise of token first + i), ties to the lower index.
   void (*argmax)(const float* x, int n, float* best, int* index);
   void (*argmax_noise)(const float* x, float inverse_temperature, int first, int n, const Noise&, float* best, int* index);
+  // The Gumbel noise of tokens that need not be neighbours, as argmax_noise adds it.
+  void (*token_noise)(const int32_t* tokens, int n, const Noise&, float* out);
   double (*sum_exp)(const float* x, float peak, int n);
   // Read n bytes (a multiple of 256) and fold them into one number: memory bandwidth and nothing else.
   uint32_t (*read)(const uint8_t* p, size_t n);

@@ -76,24 +76,39 @@ std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, f
   return {};
 }
 
-int draw_filtered(const std::vector<float>& x, const int32_t* ids, const SampleInput& in, int row) {
-  std::vector<float> scaled(x);
-  for (float& v : scaled) v /= in.temperature[row];
-  size_t keep = 0;
-  auto c = candidates(scaled, in.top_k[row], in.top_p[row], in.min_p[row], ids != nullptr, keep);
-  Noise noise = noise_of(in, row);
+// Of candidates, by falling value or rising place, the place of the one whose value and noise are largest together.
+int largest(const std::vector<Candidate>& c, size_t count, const int32_t* ids, const SampleInput& in, int row) {
+  std::vector<int32_t> tokens(count);
+  std::vector<float> noise(count);
+  for (size_t i = 0; i < count; ++i) tokens[i] = ids ? ids[c[i].token] : c[i].token;
+  kernels().token_noise(tokens.data(), (int)count, noise_of(in, row), noise.data());
   float best = kNever;
   int token = c[0].token;
-  for (size_t i = 0; i < keep; ++i) {
-    float value;
-    int at;
-    kernels().argmax_noise(&c[i].value, 1.0f, ids ? ids[c[i].token] : c[i].token, 1, noise, &value, &at);
+  for (size_t i = 0; i < count; ++i) {
+    const float value = c[i].value + noise[i];
     if (value > best || (value == best && c[i].token < token)) {
       best = value;
       token = c[i].token;
     }
   }
   return token;
+}
+
+int draw_filtered(const std::vector<float>& x, const int32_t* ids, const SampleInput& in, int row) {
+  std::vector<float> scaled(x);
+  for (float& v : scaled) v /= in.temperature[row];
+  if (ids && in.top_k[row] <= 0 && in.top_p[row] >= 1.0f && in.min_p[row] <= 0) {  // no filter: no order is needed
+    float peak;
+    int at;
+    kernels().argmax(scaled.data(), (int)scaled.size(), &peak, &at);
+    std::vector<Candidate> c;
+    for (size_t i = 0; i < scaled.size(); ++i)
+      if (scaled[i] >= peak - kFar) c.push_back({scaled[i], (int)i});
+    return largest(c, c.size(), ids, in, row);
+  }
+  size_t keep = 0;
+  auto c = candidates(scaled, in.top_k[row], in.top_p[row], in.min_p[row], ids != nullptr, keep);
+  return largest(c, keep, ids, in, row);
 }
 
 // `drawn` is the place of the token that was drawn.

@@ -96,6 +96,21 @@ inline float needed(float score, float best) {
   return 16777216.0f * (1.0f - e[0]) - 2.0f;
 }
 
+void token_noise(const int32_t* tokens, int n, const Noise& noise, float* out) {
+  alignas(64) int32_t counters[W], words[4][W], own[W];
+  alignas(64) float value[W];
+  for (int i = 0; i < n; i += W) {
+    const int count = n - i < W ? n - i : W;
+    for (int k = 0; k < W; ++k) counters[k] = tokens[i + (k < count ? k : 0)] >> 2;
+    I c[4];
+    philox(loadi(counters), noise, c);
+    for (int j = 0; j < 4; ++j) storei(words[j], c[j]);
+    for (int k = 0; k < W; ++k) own[k] = words[tokens[i + (k < count ? k : 0)] & 3][k];
+    storef(value, gumbel(loadi(own)));
+    for (int k = 0; k < count; ++k) out[i + k] = value[k];
+  }
+}
+
 void argmax_noise(const float* x, float inverse_temperature, int first, int n, const Noise& noise, float* best, int* index) {
   constexpr int kStrip = 4 * W;
   const F scale = set1f(inverse_temperature), never = set1f(-__builtin_inff());

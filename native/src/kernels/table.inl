@@ -7,6 +7,6 @@ namespace slip {
 extern const Kernels SLIP_TABLE;
 const Kernels SLIP_TABLE = {
     SLIP_NAME, SLIP_LINEAR, ::prepare, ::rmsnorm, ::add, ::gated, ::rope, ::round_bf16, ::kv_write, ::attend,
-    ::merge, ::scale, ::softcap, ::argmax, ::argmax_noise, ::sum_exp, ::read_bytes, SLIP_BURN,
+    ::merge, ::scale, ::softcap, ::argmax, ::argmax_noise, ::token_noise, ::sum_exp, ::read_bytes, SLIP_BURN,
 };
 }  // namespace slip

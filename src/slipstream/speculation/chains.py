@@ -46,8 +46,8 @@ class Chains:
 class PassClock:
     """Seconds of a pass by how many answers it drafts for: the median of the latest.
 
-    The first pass of a kind does not count: it finds everything cold, takes ten times as long, and would keep all others
-    away.
+    The first pass of a kind does not count: it finds everything cold, takes ten times as long, and would keep all
+    others away.
     """
 
     def __init__(self) -> None:
