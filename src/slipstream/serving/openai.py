@@ -12,6 +12,7 @@ import msgspec
 
 from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
+from slipstream.serving.bodies import object_of
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.structured import grammar_of
 
@@ -103,12 +104,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 
 def parse(body: bytes, kind: type[Any]) -> Any:
     """A request of `kind`. Raises ApiError that names the field."""
-    try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise bad_request("the body is not a JSON object")
+    raw = object_of(body)
     for name, harmless in UNSUPPORTED.items():
         if name in raw and raw[name] not in harmless:
             raise bad_request(f"{name} is not supported yet", name)
