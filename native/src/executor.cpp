@@ -61,6 +61,11 @@ Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<fl
 Executor::Executor(int threads, int max_rows, Executor* share)
     : owned_(share ? share->owned_ : std::make_shared<Pool>(threads)), pool_(*owned_), max_rows_(max_rows), scratch_(pool_.size()), stolen_(pool_.size()), best_(pool_.size()), best_index_(pool_.size()), place_head_(pool_.size()) {}
 
+void Executor::tap(int x) {
+  push(Instruction::Tap, taps_ops_, TapOp{x, tap_width_});
+  tap_width_ += buffers_[x].width;
+}
+
 int Executor::buffer(int width) {
   Buffer b{width, round_up(width, kGroup), {}};
   b.data.assign((size_t)max_rows_ * b.stride, 0.0f);
@@ -136,8 +141,7 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
     logits_stride_ = round_up(vocabulary(), kGroup);
     if (logits_.size() < logits_stride_ * in.logits) logits_.resize(logits_stride_ * in.logits);
   }
-  taps_.resize(taps_ops_.size());
-  for (const TapOp& t : taps_ops_) taps_[t.tap].resize((size_t)in.rows * buffers_[t.x].width);
+  taps_.resize((size_t)in.rows * tap_width_);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(code_.size() * 2 + 1);
   for (size_t i = 0; i < code_.size() * 2 + 1; ++i) next_[i].store(0, std::memory_order_relaxed);
   seconds_.by_class.fill(0);
@@ -275,7 +279,7 @@ void Executor::run_thread(int t) {
         const TapOp& op = taps_ops_[c.index];
         Buffer& x = buffers_[op.x];
         auto [r0, r1] = share(in_->rows, t);
-        for (int r = r0; r < r1; ++r) memcpy(taps_[op.tap].data() + (size_t)r * x.width, x.row(r), x.width * sizeof(float));
+        for (int r = r0; r < r1; ++r) memcpy(taps_.data() + (size_t)r * tap_width_ + op.at, x.row(r), x.width * sizeof(float));
         break;
       }
     }

@@ -92,7 +92,8 @@ struct WriteOp {
   int half;
   KVLayer cache;
 };
-struct TapOp { int x, tap; };
+// The values of x are handed out; they begin at column `at` of all taps side by side.
+struct TapOp { int x, at; };
 struct LogitsOp { int x; const float* norm; float eps; Matrix w; const float* bias; float softcap; };
 
 struct Instruction {
@@ -122,7 +123,7 @@ class Executor {
   void add(const GatedOp& op) { push(Instruction::Gated, gateds_, op); }
   void add(const LinearOp& op) { push(Instruction::Linear, linears_, op); }
   void add(const AttentionOp& op) { push(Instruction::Attention, attentions_, op); }
-  void add(const TapOp& op) { push(Instruction::Tap, taps_ops_, op); }
+  void tap(int x);
   void add(const LogitsOp& op) { push(Instruction::Logits, logits_ops_, op); }
   void add(const InputOp& op) { push(Instruction::Input, inputs_ops_, op); }
   void add(const ConcatOp& op) { push(Instruction::Concat, concats_, op); }
@@ -156,7 +157,8 @@ class Executor {
   int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
   const float* logits() const { return logits_.data(); }
   size_t logits_stride() const { return logits_stride_; }
-  const std::vector<float>& tap(int i) const { return taps_[i]; }
+  // The last step's taps side by side, [rows, all their widths].
+  const std::vector<float>& taps() const { return taps_; }
   const StepSeconds& seconds() const { return seconds_; }
 
  private:
@@ -232,7 +234,8 @@ class Executor {
   std::vector<int32_t> ids_;                 // [vocabulary] tokens of the head's rows; empty: the rows' own numbers
   std::vector<float> logits_;
   size_t logits_stride_ = 0;
-  std::vector<std::vector<float>> taps_;
+  std::vector<float> taps_;
+  int tap_width_ = 0;
   StepSeconds seconds_;
   std::array<double, kOpClasses> delays_{};
   std::vector<double> stolen_;               // [threads]

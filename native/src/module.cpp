@@ -369,7 +369,7 @@ NB_MODULE(_native, m) {
       })
       .def("add", [](PyExecutor& s, int a, int b, int out) { s.e.add(AddOp{a, b, out}); })
       .def("gated", [](PyExecutor& s, int gate, int up, int out, const std::string& kind) { s.e.add(GatedOp{gate, up, out, activation_of(kind)}); })
-      .def("tap", [](PyExecutor& s, int x, int tap) { s.e.add(TapOp{x, tap}); })
+      .def("tap", [](PyExecutor& s, int x) { s.e.tap(x); })
       .def("linear", [](PyExecutor& s, int x, std::optional<Floats> norm, float eps, std::vector<PyMatrix*> weights,
                         std::vector<std::optional<Floats>> biases, std::vector<int> outs, const std::string& epilogue, int target, const std::string& kind,
                         const std::string& op_class) {
@@ -420,9 +420,9 @@ NB_MODULE(_native, m) {
       .def("copy_logits", [](PyExecutor& s, OutTable<float> out) {
         for (size_t r = 0; r < out.shape(0); ++r) memcpy(out.data() + r * out.shape(1), s.e.logits() + r * s.e.logits_stride(), out.shape(1) * sizeof(float));
       })
-      .def("copy_tap", [](PyExecutor& s, int tap, Out<float> out) {
-        if (out.size() != s.e.tap(tap).size()) throw std::invalid_argument("a tap has rows * width numbers");
-        memcpy(out.data(), s.e.tap(tap).data(), out.size() * sizeof(float));
+      .def("copy_taps", [](PyExecutor& s, OutTable<float> out) {
+        if (out.size() != s.e.taps().size()) throw std::invalid_argument("taps have rows * all their widths numbers");
+        memcpy(out.data(), s.e.taps().data(), out.size() * sizeof(float));
       })
       .def("set_delay", [](PyExecutor& s, const std::string& op_class, double seconds) { s.e.set_delay(op_class_of(op_class), seconds); },
            nb::arg("op_class"), nb::arg("seconds"))

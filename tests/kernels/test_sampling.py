@@ -56,6 +56,17 @@ ADJUST = st.lists(
 )
 
 
+@given(PARAMS, st.integers(0, (1 << 64) - 1), st.lists(st.integers(0, 5000), min_size=1, max_size=9))
+def test_draws_along_an_answer_are_single_draws(params: SamplingParams, seed: int, positions: list[int]) -> None:
+    """What a draft's rows are drawn with is written out at once; it must not differ from one draw after the other."""
+    along = DrawColumns.along(Draw(params, seed, 3, 0), positions)
+    single = DrawColumns.of([Draw(params, seed, 3, position) for position in positions])
+    for name in DrawColumns.__slots__:
+        mine, theirs = getattr(along, name), getattr(single, name)
+        assert np.array_equal(mine, theirs)
+        assert np.asarray(mine).dtype == np.asarray(theirs).dtype
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1), MASKS), min_size=1, max_size=8))
 def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int, Mask | None]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from slipstream.kernels.native import NativeBackend
 from slipstream.kernels.reference import ReferenceBackend
 from slipstream.kernels.reference.executable import ReferenceExecutable
 from slipstream.models import ModelConfig, record_program
@@ -164,6 +165,18 @@ def test_taps_are_the_inputs_of_layers() -> None:
     assert list(taps) == ["layer.0", "layer.1", "layer.2"]
     assert np.array_equal(taps["layer.0"], weights.arrays["embed.weight"][[3, 4]])
     assert not np.allclose(taps["layer.1"], taps["layer.0"])
+
+
+def test_taps_side_by_side() -> None:
+    program = record_program(toys.PLAIN, taps=(2, 0))
+    weights, rows = random_weights(program), Rows.of(chain([3, 4]), [[0]])
+    reference = ReferenceBackend().compile(program, weights, 2).step(rows, None)
+    native = NativeBackend(2).compile(program, weights, 2).step(rows, None)
+    for names in (list(program.taps), ["layer.2", "layer.0"], ["layer.2"]):
+        joined = reference.joined(names)
+        assert np.array_equal(joined, np.concatenate([reference.taps[name] for name in names], axis=1))
+        assert native.joined(names).flags.c_contiguous
+        assert np.allclose(native.joined(names), joined, atol=2e-2)
 
 
 def test_rows_that_contradict_one_another() -> None:

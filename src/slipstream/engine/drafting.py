@@ -139,7 +139,7 @@ class Drafting:
         assert self._neural is not None
         assert flight.output is not None
         layers = self._neural.needs.taps
-        return np.concatenate([flight.output.taps[f"layer.{n}"] for n in layers], axis=1) if layers else None
+        return flight.output.joined([f"layer.{n}" for n in layers]) if layers else None
 
     def step_landed(self, flight: Flight) -> None:
         """All of a step's tokens are known: keep the pace."""
@@ -170,7 +170,7 @@ def _computed(flight: Flight, index: int, held: SequenceOf[int], taps: Float32Ar
     if taps is None:
         return Computed(sequence, start, rows + len(held))
     first = sum(leg.rows + len(leg.draft or ()) for leg in flight.spans[:index])
-    kept = taps[first : first + rows]
-    if held:
-        kept = taps[[*range(first, first + rows), *(first + rows + i for i in held)]]
-    return Computed(sequence, start, rows + len(held), kept)
+    end = first + rows
+    if held and held[-1] >= len(held):  # a branch of a tree: others lie between
+        return Computed(sequence, start, rows + len(held), taps[[*range(first, end), *(end + i for i in held)]])
+    return Computed(sequence, start, rows + len(held), taps[first : end + len(held)])

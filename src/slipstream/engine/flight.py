@@ -12,7 +12,7 @@ from slipstream.kernels.backend import StepOutput
 from slipstream.program import BLOCK_SLOTS, CacheSpec, Draft, Rows, SpanShape, StepShape
 from slipstream.program.draft import ROOT
 from slipstream.program.rows import POSITION, SLOT, TOKEN
-from slipstream.program.sampling import Draw, DrawColumns, Drawn
+from slipstream.program.sampling import DrawColumns, Drawn
 from slipstream.roofline.accounting import RowKind, SpanRecord
 from slipstream.scheduling import Sequence, SpanPlan
 
@@ -71,19 +71,10 @@ class Flight:
         """The step of `spans`, whose sequences hold the blocks for it; `drafts` are theirs, by id of the sequence."""
         legs = [Leg(s, s.computed, rows, drafts.get(id(s)) if drafts else None) for s, rows, _ in spans]
         drawing = [leg.sequence for leg in legs if leg.rows == leg.sequence.missing]
-        draws: list[Draw] = []
-        firsts: list[int] = []
-        if drafts:
-            for sequence in drawing:
-                draft = drafts.get(id(sequence))
-                firsts.append(len(draws))
-                draws += [sequence.draw()] if draft is None else sequence.draws(draft)
-        else:
-            draws, firsts = [sequence.draw() for sequence in drawing], list(range(len(drawing)))
+        firsts, columns = _draws_of(drawing, drafts)
         deadline = min((leg.sequence.deadline for leg in legs), default=math.inf)
         rows = rows_of(legs)
         repeatable = not drafts and len(rows) == len(drawing) and all(sequence.draws_alike for sequence in drawing)
-        columns = DrawColumns.of(draws) if draws else None
         return cls(legs, drawing, firsts, rows, columns, begun, drafts, repeatable=repeatable, deadline=deadline)
 
     def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
@@ -137,6 +128,21 @@ def span_records(flight: Flight, repeats: int, unwanted: Container[int]) -> Iter
         kind: RowKind = "decode" if rows == 1 and at >= sequence.prompt_length else "prefill"
         draws = index is not None
         yield SpanRecord(sequence.request, kind, at, rows, int(draws), int(draws and index not in unwanted))
+
+
+def _draws_of(drawing: list[Sequence], drafts: dict[int, Draft]) -> tuple[list[int], DrawColumns | None]:
+    """(each sequence's first draw, all draws)."""
+    if not drafts:
+        draws = [sequence.draw() for sequence in drawing]
+        return list(range(len(draws))), DrawColumns.of(draws) if draws else None
+    if len(drawing) == 1 and (draft := drafts.get(id(drawing[0]))) is not None and drawing[0].draws_plainly:
+        return [0], DrawColumns.along(drawing[0].draw(), drawing[0].draw_positions(draft))
+    firsts, draws = [], []
+    for sequence in drawing:
+        draft = drafts.get(id(sequence))
+        firsts.append(len(draws))
+        draws += [sequence.draw()] if draft is None else sequence.draws(draft)
+    return firsts, DrawColumns.of(draws) if draws else None
 
 
 def rows_of(legs: SequenceOf[Leg]) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -38,6 +38,7 @@ class StepSeconds(NamedTuple):
 class StepOutput:
     """What a step hands back. `logits` [logit rows, vocabulary] only if they were asked for.
 
+    `taps` are [rows, width] each; `side_by_side` is all of them in one piece, from a backend that has them like that.
     `seconds` is what `StepSeconds.of` takes apart; None from a backend that keeps no accounts.
     """
 
@@ -45,6 +46,13 @@ class StepOutput:
     logits: Float32Array | None = None
     taps: Mapping[str, Float32Array] = field(default_factory=dict)
     seconds: Float64Array | None = None
+    side_by_side: Float32Array | None = None
+
+    def joined(self, names: Sequence[str]) -> Float32Array:
+        """Some taps side by side [rows, width of all of them]."""
+        if self.side_by_side is not None and [*self.taps] == [*names]:
+            return self.side_by_side
+        return np.concatenate([self.taps[name] for name in names], axis=1)
 
 
 def checked_inputs(inputs: Float32Array | None, rows: int, width: int) -> Float32Array:

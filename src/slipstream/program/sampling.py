@@ -214,6 +214,19 @@ class DrawColumns:
             max((p.logprobs or 0 for p in params), default=0),
         )
 
+    @classmethod
+    def along(cls, draw: Draw, positions: Sequence[int]) -> DrawColumns:
+        """The same draw, which adjusts and masks nothing, at several positions."""
+        p, count = draw.params, len(positions)
+        ints, floats = np.empty((5, count), np.int32), np.empty((3, count), np.float32)
+        ints[:] = ((p.top_k,), (draw.choice,), (0,), (draw.stream,), (-1 if p.logprobs is None else p.logprobs,))
+        ints[2] = positions
+        floats[:] = ((p.temperature,), (p.top_p,), (p.min_p,))
+        return cls(
+            ints, floats, np.full(count, draw.seed, np.uint64), np.zeros(count + 1, np.int32), _NO_TOKENS, _NO_VALUES,
+            np.full(count, -1, np.int32), _NO_MASKS, p.logprobs or 0,
+        )  # fmt: skip
+
     def __len__(self) -> int:
         return len(self.seed)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class Curve:
         seconds = list(self.seconds)
         seconds[i - 1] *= math.exp(LEARNING * cut * (1 - share))
         seconds[i] *= math.exp(LEARNING * cut * share)
-        return Curve(self.counts, tuple(np.maximum.accumulate(seconds).tolist()))
+        return Curve(self.counts, tuple(accumulate(seconds, max)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class CostModel:
     pace: float = 1.0
     copy: float = 0.0
     drafted: float = DRAFTED_HOST
+    _extras: dict[tuple[int, int], list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
@@ -92,13 +94,16 @@ class CostModel:
 
         The same as two calls of `seconds`, for those who ask many times.
         """
-        rows, logit_rows = shape.rows, shape.logit_rows
-        body, head, pace = self.body.at, self.head.at, self.pace
+        rows, logit_rows, pace = shape.rows, shape.logit_rows, self.pace
         each = self.attention[1] + self.attention[2] * context
-        without = body(rows) + head(logit_rows)
+        known = self._extras.setdefault((rows, logit_rows), [])
 
         def extra(more: int) -> float:
-            return pace * (body(rows + more) + head(logit_rows + more) - without + more * each)
+            while more >= len(known):
+                count = len(known)
+                kernels = self.body.at(rows + count) + self.head.at(logit_rows + count)
+                known.append(kernels - self.body.at(rows) - self.head.at(logit_rows))
+            return pace * (known[more] + more * each)
 
         return extra
 
@@ -213,25 +218,20 @@ class OnlineCost:
         shape, model = step.shape, self.model
         kernels = step.body + step.head + step.attention
         surprise = _cut(_surprise(kernels, model.seconds(shape) - model.host))
-        model = replace(model, pace=model.pace * math.exp(PACING * surprise))
-        seen = Observation(
-            shape, step.body / model.pace, step.head / model.pace, step.attention / model.pace, step.host
-        )
-        body = model.body.moved(shape.rows, _surprise(seen.body, model.body.at(shape.rows)))
+        pace = model.pace * math.exp(PACING * surprise)
+        body = model.body.moved(shape.rows, _surprise(step.body / pace, model.body.at(shape.rows)))
         head = model.head
         if shape.logit_rows:
-            head = head.moved(shape.logit_rows, _surprise(seen.head, head.at(shape.logit_rows)))
+            head = head.moved(shape.logit_rows, _surprise(step.head / pace, head.at(shape.logit_rows)))
         expected = model.attention_seconds(shape) / model.pace
-        factor = math.exp(LEARNING * _cut(_surprise(seen.attention, expected)))
+        factor = math.exp(LEARNING * _cut(_surprise(step.attention / pace, expected)))
         fixed, row, pair, byte = (value * factor for value in model.attention)
         host, drafted = model.host, model.drafted
         if step.drafted:
             drafted = max(0.0, drafted + LEARNING * max(-host, min(step.host - host - drafted, MOST_EXTRA)))
         else:
             host *= math.exp(LEARNING * _cut(_surprise(step.host, host)))
-        self.model = replace(
-            model, body=body, head=head, attention=(fixed, row, pair, byte), host=host, drafted=drafted
-        )
+        self.model = CostModel(body, head, (fixed, row, pair, byte), host, pace, model.copy, drafted)
 
 
 def _cut(surprise: float) -> float:

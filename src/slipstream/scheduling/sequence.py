@@ -109,6 +109,12 @@ class Sequence:
         """Whether all tokens to come are drawn like the next one, but for their position."""
         return not self.needs_history and self.generated + self.unknown >= self.params.min_tokens
 
+    @property
+    def draws_plainly(self) -> bool:
+        """Whether they are drawn alike, and no logit is adjusted or masked for it."""
+        p = self.params
+        return self.draws_alike and not (p.logit_bias or p.banned_tokens or p.allowed_tokens)
+
     def token(self, position: int) -> int:
         """The token at a position, or what stands for one that is unknown."""
         return self.tokens[position] if position < len(self.tokens) else sampled(self.draw_index)
@@ -139,19 +145,16 @@ class Sequence:
 
     def draws(self, draft: Draft) -> list[Draw]:
         """How the token after the last one, and after each draft token, is drawn."""
-        if self.draws_alike and not self._always_adjusts:
-            return [
-                Draw(self.params, self.seed, self.choice, self.length + depth)
-                for depth in (0, *(depth + 1 for depth in draft.depths))
-            ]
+        if self.draws_plainly:
+            return [Draw(self.params, self.seed, self.choice, at) for at in self.draw_positions(draft)]
         paths = [[], *(draft.path(index) for index in range(len(draft)))]
         masks = self.constraint.masks(draft) if self.constraint is not None else [None] * len(paths)
         return [self.draw_after(path, mask) for path, mask in zip(paths, masks, strict=True)]
 
-    @property
-    def _always_adjusts(self) -> bool:
-        p = self.params
-        return bool(p.logit_bias or p.banned_tokens or p.allowed_tokens)
+    def draw_positions(self, draft: Draft) -> list[int]:
+        """Positions of the tokens that those draws draw."""
+        length = self.length
+        return [length, *(length + 1 + depth for depth in draft.depths)]
 
     def _adjust(self, path: SequenceOf[int] = ()) -> list[tuple[int, float, float]]:
         """Logits to be changed for the token after the last one and `path`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 STEADY_MEMORY, WARY_MEMORY, TAG_MEMORY = 64.0, 12.0, 200.0
 """Observations of a class that count: an answer can change its subject, and then old ones mislead."""
@@ -41,11 +41,12 @@ class AnswerAcceptance:
     it within a few drafts; then only what it did lately counts.
     """
 
-    __slots__ = ("_decay", "_expected", "_seen", "_steady", "_variance", "_wary")
+    __slots__ = ("_decay", "_expected", "_now", "_seen", "_steady", "_variance", "_wary")
 
     def __init__(self, classes: int, prior: Callable[[int], float]):
         self._steady = Acceptance(classes, prior, STEADY_MEMORY, STEADY_WEIGHT)
         self._wary = Acceptance(classes, prior, WARY_MEMORY, WARY_WEIGHT)
+        self._now = self._steady
         self._expected = self._seen = self._variance = 0.0
         self._decay = 1.0 - 1.0 / WARY_MEMORY
 
@@ -56,7 +57,11 @@ class AnswerAcceptance:
 
     def chance(self, draft_class: int) -> float:
         """How likely a draft of a class is to be accepted when those before it are."""
-        return (self._wary if self.surprised else self._steady).chance(draft_class)
+        return self._now.chance(draft_class)
+
+    def chances(self, classes: Iterable[int]) -> list[float]:
+        """The same of several."""
+        return [self._now.chance(draft_class) for draft_class in classes]
 
     def observe(self, draft_class: int, accepted: float) -> None:
         """A draft was accepted (1) or not (0); in between if it was not verified, but had that chance."""
@@ -66,6 +71,7 @@ class AnswerAcceptance:
         self._seen = self._seen * self._decay + accepted
         self._steady.observe(draft_class, accepted)
         self._wary.observe(draft_class, accepted)
+        self._now = self._wary if self.surprised else self._steady
 
 
 def survival(chances: list[float]) -> tuple[float, ...]:

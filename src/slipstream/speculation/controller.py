@@ -78,6 +78,7 @@ class Controller:
     def __init__(self, drafters: Sequence[Drafter], card: Card | None = None):
         """`card` is what the neural drafter promises."""
         self.drafters, self.card = list(drafters), card or Card()
+        self._neural = next((drafter for drafter in self.drafters if drafter.neural), None)
         self.pace = Pace()
         self.root = ""
         """Answers under one root of the prefix cache have the state of one drafter in their blocks."""
@@ -90,7 +91,7 @@ class Controller:
     @property
     def neural(self) -> Drafter | None:
         """The drafter that takes passes over weights, if there is one."""
-        return next((drafter for drafter in self.drafters if drafter.neural), None)
+        return self._neural
 
     def place(self, answer: Answer) -> Place:
         """Where the beginning of an answer that has just come is looked for."""
@@ -129,16 +130,16 @@ class Controller:
         most, track = min(most, drafter.most), self._track(answer)
         if draft is not None:
             chances = self._chances(drafter, answer, track)
-            return Offer(survival([chances.chance(c) for c in draft.classes]))
+            return Offer(survival(chances.chances(draft.classes)))
         if answer.generated < track.resume or most <= 0 or not drafter.ready(answer):
             return None
         positions = self._positions(drafter, answer, track)
         setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
         if drafter.ranked:  # a node's rank says how likely it is, whatever comes before it
             ranks = self._chances(drafter, answer, track)
-            ahead = tuple(drafter.prior(i) if track.trial else ranks.chance(i) for i in range(most))
+            ahead = tuple(map(drafter.prior, range(most)) if track.trial else ranks.chances(range(most)))
         else:
-            hopes = [HOPE] * min(most, TRIAL) if track.trial else [positions.chance(i) for i in range(most)]
+            hopes = [HOPE] * min(most, TRIAL) if track.trial else positions.chances(range(most))
             ahead = survival(hopes)
         return Offer(ahead, neural=True, passes=drafter.passes, setup=setup)
 
@@ -315,10 +316,15 @@ class _Prices:
 
     def gain(self, offer: Offer) -> float:
         """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
-        tokens, best = 0.0, 0.0
+        tokens, best, left = 0.0, 0.0, len(offer.survival)
         for drafts, chance in enumerate(offer.survival, 1):
             tokens += chance
             verify = self._dearness * (self._extra(drafts) + self._drafted)
             seconds = verify + offer.setup + offer.passes_for(drafts) * self._pass
-            best = max(best, tokens - self._rate * seconds)
+            gain = tokens - self._rate * seconds
+            if gain > best:
+                best = gain
+            left -= 1
+            if gain + left * chance <= best:  # all that is left cannot make up for it
+                break
         return best

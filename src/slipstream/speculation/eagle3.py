@@ -108,13 +108,14 @@ class Eagle3Drafter(TappedDrafter):
             inputs.append(waiting.take(count))
             pieces.append(Piece(answer, start, answer.tokens[start : start + count]))
             answer.drafted = start + count
-        draws = DrawColumns.of([self._settings.draw(answer, [], likeliest) for answer in answers])
-        return self._run(self.over_taps, rows_of(pieces), draws, np.concatenate(inputs))
+        draws = self._settings.columns([(answer, []) for answer in answers], likeliest)
+        joined = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
+        return self._run(self.over_taps, rows_of(pieces), draws, joined)
 
     def _next(self, answers: Sequence[Answer], drafts: Sequence[list[int]], hidden: Float32Array) -> Passed:
         """Run the last token of each draft with the drafter's own hidden state."""
         pieces = [Piece(a, len(a.tokens) - 1 + len(d), d[-1:]) for a, d in zip(answers, drafts, strict=True)]
-        draws = DrawColumns.of([self._settings.draw(a, d) for a, d in zip(answers, drafts, strict=True)])
+        draws = self._settings.columns(list(zip(answers, drafts, strict=True)))
         return self._run(self.over_hidden, rows_of(pieces), draws, hidden)
 
     def _run(self, executable: Executable, rows: Rows, draws: DrawColumns, inputs: Float32Array) -> Passed:

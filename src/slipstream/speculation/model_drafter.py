@@ -84,14 +84,13 @@ class ModelDrafter(Drafter):
 
     def _pass_over(self, going: Sequence[tuple[Answer, list[int]]]) -> list[tuple[int, float, Proposal | None]]:
         """The next token of each (answer, its draft so far), its probability, and what it was drawn from."""
-        pieces, draws = [], []
+        pieces = []
         for answer, draft in going:
             start = answer.drafted
             known = [*answer.tokens[start:], *draft[max(0, start - len(answer.tokens)) :]]
             pieces.append(Piece(answer, start, known))
-            draws.append(self._settings.draw(answer, draft))
         begun = time.perf_counter()
-        rows, columns = rows_of(pieces), DrawColumns.of(draws)
+        rows, columns = rows_of(pieces), self._settings.columns(going)
         output = self.executable.step(rows, columns, logits=self._settings.drawing == "own")
         drawn = output.drawn
         assert drawn is not None

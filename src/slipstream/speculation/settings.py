@@ -46,6 +46,18 @@ class DraftSettings:
         self.ids = vocabulary
         self._vocabulary: list[int] | None = None if vocabulary is None else vocabulary.tolist()
         self._params: dict[tuple[int, int], SamplingParams] = {}
+        self._columns: dict[tuple[int, int], DrawColumns] = {}
+
+    def columns(self, wanted: Sequence[tuple[Answer, list[int]]], likeliest: int = 0) -> DrawColumns:
+        """How the tokens after drafts of answers are drawn, in columns that hold until the next call."""
+        if len(wanted) > 1 or not wanted[0][0].draws_plainly:
+            return DrawColumns.of([self.draw(answer, draft, likeliest) for answer, draft in wanted])
+        ((answer, draft),) = wanted
+        columns = self._columns.get((id(answer), likeliest))
+        if columns is None:
+            columns = self._columns[id(answer), likeliest] = DrawColumns.of([self.draw(answer, [], likeliest)])
+        columns.position[0] = answer.length + len(draft)
+        return columns
 
     def draw(self, answer: Answer, draft: list[int], likeliest: int = 0) -> Draw:
         """How the token after a draft is drawn; with the `likeliest` tokens besides."""
@@ -83,3 +95,4 @@ class DraftSettings:
         """Forget an answer."""
         for key in [key for key in self._params if key[0] == id(answer)]:
             del self._params[key]
+            self._columns.pop(key, None)

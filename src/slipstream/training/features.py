@@ -132,7 +132,7 @@ class FeatureSource:
             columns[4] += [NO_PARENT, *range(first, first + count - 1)]
         tables = [chunk.blocks[: -(-chunk.end // BLOCK_SLOTS)] for chunk in step]
         output = self.model.executable.step(Rows.of_columns(columns, [], tables), None)
-        taps = np.concatenate([output.taps[f"layer.{layer}"] for layer in self.layers], axis=1)
+        taps = output.joined([f"layer.{layer}" for layer in self.layers])
         first = 0
         for index, start, end, _ in step:
             found[index][start:end] = taps[first : first + end - start]

@@ -86,7 +86,7 @@ class Compiler:
             case ops.Add():
                 self.executor.add(self.buffers[op.a], self.buffers[op.b], self._new(op.out))
             case ops.Tap():
-                self.executor.tap(self.buffers[op.x], self.program.taps.index(op.name))
+                self.executor.tap(self.buffers[op.x])
             case ops.Logits():
                 x, norm, eps = self._normed(op.x)
                 matrix, bias = self.operands.matrices[op.weight], self._vector(op.bias)

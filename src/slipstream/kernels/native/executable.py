@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,10 @@ class NativeExecutable:
         arena = operands.cache
         self.executor.set_cache(arena.data, arena.block_bytes, arena.blocks - arena.spare, arena.spare)
         Compiler(program, operands, self.executor).compile()
-        self._taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
+        taps = [(op.name, program.widths[op.x]) for op in program.ops if isinstance(op, ops.Tap)]
+        ends = list(accumulate(width for _, width in taps))
+        self._taps = [(name, slice(end - width, end)) for (name, width), end in zip(taps, ends, strict=True)]
+        self._tap_width = ends[-1] if ends else 0
         self._input_width = next((op.width for op in program.ops if isinstance(op, ops.Input)), 0)
         self._flights: deque[Drawn | None] = deque()
         self._copies = _NO_COPIES
@@ -168,7 +172,12 @@ class NativeExecutable:
             scores = np.empty((len(rows.logit_rows), self.program.vocabulary), np.float32)
             self.executor.copy_logits(scores)
         self.executor.copy_seconds(seconds)
-        return StepOutput(drawn, scores, self._tapped(len(rows)) if self._taps else {}, seconds)
+        if not self._taps:
+            return StepOutput(drawn, scores, seconds=seconds)
+        side_by_side = np.empty((len(rows), self._tap_width), np.float32)
+        self.executor.copy_taps(side_by_side)
+        taps = {name: side_by_side[:, place] for name, place in self._taps}
+        return StepOutput(drawn, scores, taps, seconds, side_by_side)
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Queue a step on the executor's own thread. Raises UsageError for a program with taps: they are not kept."""
@@ -215,14 +224,6 @@ class NativeExecutable:
         if len(self._copies):
             self.executor.copy_blocks(self._copies)
             self._copies = _NO_COPIES
-
-    def _tapped(self, rows: int) -> dict[str, Float32Array]:
-        taps = {}
-        for index, (name, width) in enumerate(self._taps):
-            values = np.empty(rows * width, np.float32)
-            self.executor.copy_tap(index, values)
-            taps[name] = values.reshape(rows, width)
-        return taps
 
 
 def _stored_bytes(program: Program, weights: WeightSource) -> int:
