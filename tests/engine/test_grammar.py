@@ -19,7 +19,7 @@ from slipstream.errors import UsageError
 from slipstream.program import Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask, SamplingParams
-from slipstream.speculation import Controller, SuffixDrafter
+from slipstream.speculation import Controller, GrammarDrafter, SuffixDrafter
 from slipstream.text import grammars as g
 from tests.engine.test_jitter import Said
 from tests.speculation.scripted import FREE
@@ -96,7 +96,7 @@ def test_answers_keep_to_their_grammar(model: Model) -> None:
     assert check(requests, said) > 40
 
 
-@pytest.mark.parametrize("drafters", ["scripted", "suffix", "adversarial"])
+@pytest.mark.parametrize("drafters", ["scripted", "suffix", "forced", "adversarial"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.features("grammar", "sampling", "n", "penalties", "logprobs", "text drafts", "giving way", "prefix cache")
 def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
@@ -106,6 +106,8 @@ def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
     plain = answers(Engine(model, prefix_cache=False), requests)
     if drafters == "suffix":
         controller = Controller([SuffixDrafter()])
+    elif drafters == "forced":
+        controller = Controller([GrammarDrafter()])
     else:
         controller = Controller([scripted(model, requests, plain, 0.1 if drafters == "scripted" else 0.9, 6)])
     engine = Engine(model, FREE, controller=controller, planner=forgetful(rng))  # type: ignore[arg-type]
@@ -114,6 +116,9 @@ def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
     assert check(requests, again) == check(requests, plain)
     if drafters == "scripted":
         assert sum(c.accepted for c in controller.counts().values()) > 50
+    if drafters == "forced":  # every byte is a token here: there is one way to say what must be said
+        (counts,) = controller.counts().values()
+        assert counts.accepted == counts.drafted > 30
 
 
 @pytest.mark.parametrize("family", ["eagle3", "eagle3-tree", "dspark"])
@@ -132,6 +137,27 @@ def test_neural_drafts_change_nothing(family: str, tiny_gguf: Path, tmp_path: Pa
     assert answers(engine, requests, rng) == plain
     assert check(requests, plain) > 3
     assert sum(c.drafted for c in controller.counts().values()) > 100
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.sampled_from(sorted(KINDS)), st.integers(1, 20))
+def test_what_must_follow(seed: int, kind: str, most: int) -> None:
+    """All of it may follow, nothing else may, and looking changes nothing."""
+    rng, one = random.Random(seed), CONSTRAINTS.constraint(KINDS[kind])
+    for _ in range(rng.randint(0, 40)):
+        if one.over:
+            break
+        mask = one.mask()
+        one.accept(rng.choice([token for token in range(259) if allows(mask, token)]))
+    before = one.mask().copy()
+    forced = one.forced(most)
+    assert len(forced) <= most
+    assert np.array_equal(one.mask(), before)
+    for token in forced:
+        assert [t for t in range(259) if allows(one.mask(), t)] == [token]
+        one.accept(token)
+    if not one.over and len(forced) < most:
+        assert sum(allows(one.mask(), token) for token in range(259)) > 1
 
 
 def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
@@ -243,6 +269,54 @@ def deep(levels: int) -> Any:
 def test_what_cannot_be_compiled_is_refused(grammar: Any) -> None:
     with pytest.raises(UsageError):
         CONSTRAINTS.learn(grammar())
+
+
+@pytest.mark.parametrize(("name", "text", "longest"), [
+    ("time", "12:30:05.123456789+02:00", 24), ("date-time", "2026-01-02T12:30:05.123456789+02:00", 35),
+    ("email", "a" * 60 + "@example.org", 254), ("hostname", "a.example.org", 253),
+])  # fmt: skip
+def test_a_format_comes_to_an_end(name: str, text: str, longest: int) -> None:
+    """Whatever of it is usual may be said; the same with a digit or letter more for ever may not."""
+    schema = {"type": "array", "items": {"type": "string", "format": name}}
+    whole = [*f'["{text}"]'.encode()]
+    assert CONSTRAINTS.learn(g.of_schema(schema)).deep_copy().try_consume_tokens(whole) == len(whole)
+    middle = text.index(".") + 1 if name != "email" else 1
+    endless = text[:middle] + "1" * 3000
+    assert (
+        CONSTRAINTS.learn(g.of_schema(schema)).deep_copy().try_consume_tokens([*f'["{endless}'.encode()]) <= longest + 2
+    )
+
+
+def test_formats_that_nobody_checks_say_nothing() -> None:
+    """JSON Schema calls them annotations; a property of that name is none, and values are left as they are."""
+    schema = {
+        "type": "object", "properties": {"format": {"type": "string", "format": "password", "maxLength": 4}},
+        "required": ["format"], "additionalProperties": False, "examples": [{"format": "time"}],
+    }  # fmt: skip
+    assert CONSTRAINTS.constraint(g.of_schema(schema)).forced(30)[:11] == [*b'{"format": ']
+    assert g.practical({"const": {"format": "time"}}) == {"const": {"format": "time"}}
+    assert g.practical({"format": "time", "maxLength": 9}) == {"format": "time", "maxLength": 9}
+    assert g.practical({"anyOf": [{"format": "email"}, True]}) == {
+        "anyOf": [{"format": "email", "maxLength": 254}, True]
+    }
+
+
+def test_an_object_has_the_properties_that_it_names() -> None:
+    """Nothing is made up besides, unless the schema wants others, or is put together from several."""
+    named = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    closed = {**named, "additionalProperties": False}
+    assert g.practical(named) == closed
+    assert g.practical({"$defs": {"x": named}, "$ref": "#/$defs/x"})["$defs"]["x"] == closed
+    assert g.practical({"anyOf": [named, {"type": "null"}]}) == {"anyOf": [closed, {"type": "null"}]}
+    assert g.practical({"properties": {"properties": named}})["properties"] == {"properties": closed}
+    for untouched in (
+        {**named, "additionalProperties": {"type": "string"}}, {**named, "patternProperties": {"^x": True}},
+        {**named, "required": ["a", "b"]}, {"type": "object"}, {"allOf": [named, {"properties": {"b": {}}}]},
+        {**named, "anyOf": [{"properties": {"b": True}}]}, {"not": named}, {"$defs": {"x": named}, "allOf": []},
+        {"const": named}, {"$defs": {"x": named}, "items": {"$ref": "#/$defs/x", "properties": {"b": True}}},
+    ):  # fmt: skip
+        assert g.practical(untouched) == untouched
+    assert CONSTRAINTS.learn(g.of_schema(named)).deep_copy().try_consume_tokens([*b'{"a": 1, ']) == 7
 
 
 def test_a_reference_to_itself_is_no_bomb(model: Model) -> None:

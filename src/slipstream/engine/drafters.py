@@ -22,6 +22,7 @@ from slipstream.speculation import (
     Controller,
     Drafter,
     ExactVerification,
+    GrammarDrafter,
     ModelDrafter,
     SuffixDrafter,
     Verification,
@@ -150,7 +151,12 @@ def load_speculative(
     model = load_model(reference, replace(options, taps=folder.config.taps), progress)
     drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), drawing, wanted.tree)
     drafter.fingerprint = card.target_fingerprint
-    return model, Controller([drafter] if wanted.only else [SuffixDrafter(), drafter], card)
+    return model, Controller([drafter] if wanted.only else [*_from_text(), drafter], card)
+
+
+def _from_text(*, learn: bool = True) -> tuple[Drafter, ...]:
+    """What takes no passes: what a grammar leaves no choice about, and text that was there before."""
+    return GrammarDrafter(), SuffixDrafter(learn=learn)
 
 
 def _controller(
@@ -160,11 +166,11 @@ def _controller(
         case "off":
             return None
         case "ngram":
-            return Controller([SuffixDrafter(learn=False)])
+            return Controller(_from_text(learn=False))
         case "draft":
             drafter = load_model_drafter(wanted.reference, model, progress, drawing)
-            return Controller([drafter] if wanted.only else [SuffixDrafter(), drafter])
-    return Controller([SuffixDrafter()])
+            return Controller([drafter] if wanted.only else [*_from_text(), drafter])
+    return Controller(_from_text())
 
 
 def load_tapped_drafter(

@@ -129,6 +129,10 @@ class GrammarConstraint:
         self._go_back(len(path))
         return found
 
+    def forced(self, most: int) -> list[int]:
+        """Tokens, `most` of them, for text that must follow; others may say the same."""
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:most]
+
     def _go_back(self, tokens: int) -> None:
         if tokens:
             self._matcher.rollback(tokens)

@@ -33,6 +33,9 @@ class Constraint(Protocol):
     def masks(self, draft: Draft) -> SequenceOf[Mask | None]:
         """The tokens that may follow what was said, and each token of a draft; None after one that may not follow."""
 
+    def forced(self, most: int) -> SequenceOf[int]:
+        """Tokens, `most` of them, for text that must follow; others may say the same."""
+
 
 @dataclass(eq=False)
 class Sequence:

@@ -2,6 +2,7 @@
 
 from slipstream.speculation.controller import Controller
 from slipstream.speculation.drafter import Ask, Computed, Drafter, Needs
+from slipstream.speculation.forced import GrammarDrafter
 from slipstream.speculation.model_drafter import ModelDrafter
 from slipstream.speculation.statistics import Counts, Pace
 from slipstream.speculation.suffix import SuffixDrafter
@@ -20,6 +21,7 @@ __all__ = [
     "Drafter",
     "ExactVerification",
     "ForcedVerification",
+    "GrammarDrafter",
     "ModelDrafter",
     "Needs",
     "Pace",

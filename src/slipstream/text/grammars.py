@@ -23,6 +23,16 @@ MOST_CHARACTERS = 1 << 18
 MOST_DEPTH, MOST_NODES = 64, 20_000
 """Of a schema as JSON."""
 MOST_REGEX = 4096
+LONGEST_FORMATS = {"time": 24, "date-time": 35, "duration": 32, "email": 254, "hostname": 253, "uri": 2048}
+"""Characters of texts whose format alone would let them go on for ever (digits of a second, dots in an address): RFC
+3339 with nanoseconds, RFC 5321, RFC 1035, and what browsers take. A small model gets lost in them.
+"""
+FORMATS = LONGEST_FORMATS.keys() | {"date", "ipv4", "ipv6", "uuid"}
+"""Those that are kept to. Others say nothing about what is valid, as JSON Schema has it."""
+_VALUES = ("const", "enum", "default", "examples")
+_COMBINING = ("allOf", "not", "if", "unevaluatedProperties", "dependentSchemas", "minProperties")
+_NAMED_ELSEWHERE = ("anyOf", "oneOf", "$ref")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written: as most programs write it, with no white space to get lost in."""
 
@@ -41,7 +51,7 @@ def of_schema(schema: Any) -> str:
     if schema is False:
         raise UsageError("the schema allows nothing")
     bounded(schema)
-    text = json.dumps({} if schema is True else schema)
+    text = json.dumps({} if schema is True else practical(schema))
     return str(LLMatcher.grammar_from_json_schema(text, overrides=SEPARATORS))  # type: ignore[arg-type]
 
 
@@ -111,7 +121,7 @@ def _rules(parts: Sequence[Part], special: Mapping[str, int]) -> list[str]:
     rules = ["any: " + " | ".join(f"part{number}" for number in range(len(parts)))]
     for number, part in enumerate(parts):
         bounded(part.schema)
-        schema = json.dumps({**part.schema, "x-guidance": SEPARATORS})
+        schema = json.dumps({**practical(part.schema), "x-guidance": SEPARATORS})
         before, after = _literal(part.before, special), _literal(part.after, special)
         rules += [f"part{number}: {before} json{number} {after}", f"json{number}: %json {schema}"]
     return rules
@@ -150,6 +160,51 @@ def bounded(schema: Any) -> None:
             return
         layer = inner
     raise UsageError(f"a schema is nested at most {MOST_DEPTH} levels deep")
+
+
+def practical(schema: Any) -> Any:
+    """A schema that allows no more than the given one, and in which a model gets lost less easily.
+
+    Texts of every format come to an end, formats that nobody checks are left out, and an object that names properties
+    and does not speak of others has only those, as with other servers; not where schemas are combined, though, which
+    would then contradict one another.
+    """
+    return _practical(schema, close=not _combined(schema))
+
+
+def _combined(schema: Any) -> bool:
+    """Whether some object's properties are named in more places than one."""
+    if isinstance(schema, list):
+        return any(map(_combined, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    beside = any(key in schema for key in _NAMED_ELSEWHERE) and ("properties" in schema or "required" in schema)
+    return beside or any(key in schema for key in _COMBINING) or any(map(_combined, schema.values()))
+
+
+def _practical(schema: Any, close: bool) -> Any:
+    if isinstance(schema, list):
+        return [_practical(part, close) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            made[key] = value
+        elif key in _NAMED and isinstance(value, Mapping):
+            made[key] = {name: _practical(inner, close) for name, inner in value.items()}
+        else:
+            made[key] = _practical(value, close)
+    if isinstance(name := schema.get("format"), str):
+        if name not in FORMATS:
+            del made["format"]
+        elif name in LONGEST_FORMATS and isinstance(most := schema.get("maxLength", LONGEST_FORMATS[name]), int):
+            made["maxLength"] = min(most, LONGEST_FORMATS[name])
+    if close and isinstance(properties := schema.get("properties"), Mapping) and "patternProperties" not in schema:
+        required = schema.get("required", ())
+        if isinstance(required, Sequence) and all(name in properties for name in required):
+            made.setdefault("additionalProperties", False)
+    return made
 
 
 def limits() -> LLParserLimits:

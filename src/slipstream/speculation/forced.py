@@ -1,0 +1,35 @@
+"""Drafts from the grammar that an answer keeps to: what it leaves no choice about need not be drawn token by token.
+
+The idea is that of jump-forward decoding (SGLang 2024) and of llguidance's fast-forward tokens, made a draft: the
+model may still cut the same text into other tokens, and then the draft ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.program import Draft
+from slipstream.scheduling import Sequence as Answer
+from slipstream.speculation.drafter import Ask, Drafter
+
+LIKELY = 0.9
+"""How often a token of what must be said is the one that the model says it with, before anything was seen."""
+
+
+class GrammarDrafter(Drafter):
+    """Proposes what must follow: names of fields, brackets, what is left of the only choice."""
+
+    name = "grammar"
+
+    def prior(self, draft_class: int) -> float:
+        """The same for all."""
+        return LIKELY
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        """What must follow, for those who keep to a grammar."""
+        return [self.draft(ask.answer, ask.most) for ask in asks]
+
+    def draft(self, answer: Answer, most: int) -> Draft | None:
+        """The draft of one answer."""
+        tokens = answer.constraint.forced(most) if answer.constraint is not None and most > 0 else ()
+        return Draft.chain(tokens, [0] * len(tokens), self.name) if tokens else None
