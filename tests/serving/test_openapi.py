@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +74,22 @@ def test_whatever_is_sent_is_answered(server: Server, path: str) -> None:
             assert answer.json()["error"]["message"]
 
     send()
+
+
+def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
+    """Requests made from the document, right ones and wrong ones, on every route.
+
+    That what a schema lets through is accepted is not checked: which values go together no schema here says.
+    """
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"), "run", f"{server.url}/openapi.json", "-H",
+        f"Authorization: Bearer {KEY}", "--phases", "examples,coverage,fuzzing", "--max-examples", "8", "--max-time",
+        "40", "--seed", "1", "--continue-on-failure", "--warnings", "off", "--exclude-checks",
+        "positive_data_acceptance",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "Tested: " in done.stdout
 
 
 def test_the_key_is_needed_for_it_too(server: Server) -> None:

@@ -21,11 +21,33 @@ BODIES: Mapping[str, tuple[str, type[Any]]] = {
     "/v1/messages": ("A message, as Anthropic's clients ask for it.", MessagesRequest),
     "/v1/embeddings": ("Texts as vectors.", EmbeddingsRequest),
 }
-OBJECTS = {
-    "/v1/messages/count_tokens": "How many tokens a message's prompt has.",
-    "/tokenize": "A text or messages as token ids.",
-    "/detokenize": "Token ids as text.",
-}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_MESSAGES = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+_PROMPTS = {"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, {"type": "array", "items": _TOKENS, "minItems": 1}]}
+NEEDED: Mapping[str, tuple[str, Any]] = {
+    "ChatRequest": ("messages", _MESSAGES), "CompletionRequest": ("prompt", _PROMPTS),
+    "MessagesRequest": ("messages", _MESSAGES), "EmbeddingsRequest": ("input", _PROMPTS),
+    "ResponsesRequest": ("input", {"anyOf": [{"type": "string"}, _MESSAGES]}),
+}  # fmt: skip
+"""What each body cannot do without. The types that are read let more through, so that errors can say more."""
+OBJECTS: Mapping[str, tuple[str, Any]] = {
+    "/v1/messages/count_tokens": (
+        "How many tokens a message's prompt has.",
+        {"type": "object", "properties": {"messages": _MESSAGES}, "required": ["messages"]},
+    ),
+    "/tokenize": (
+        "A text or messages as token ids.",
+        {
+            "type": "object", "properties": {"prompt": {"type": "string"}, "messages": _MESSAGES},
+            "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+        },
+    ),
+    "/detokenize": (
+        "Token ids as text.",
+        {"type": "object", "properties": {"tokens": {**_TOKENS, "minItems": 0}}, "required": ["tokens"]},
+    ),
+}  # fmt: skip
 LOOKS = {
     "/v1/models": "The one model.", "/metrics": "Prometheus's text.", "/explain": "Where users' time goes.",
     "/version": "The program's version.", "/health": "Whether it is well.", "/openapi.json": "This document.",
@@ -46,8 +68,11 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for path, (what, _) in BODIES.items():
         paths[path] = {"post": _operation(what, by_path[path])}
-    for path, what in OBJECTS.items():
-        paths[path] = {"post": _operation(what, {"type": "object"})}
+    for name, (field, shape) in NEEDED.items():
+        components[name]["properties"][field] = shape
+        components[name]["required"] = sorted({*components[name].get("required", ()), field})
+    for path, (what, body) in OBJECTS.items():
+        paths[path] = {"post": _operation(what, body)}
     for path, what in LOOKS.items():
         paths[path] = {"get": _operation(what)}
     paths["/v1/responses/{id}"] = {
