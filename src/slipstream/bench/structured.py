@@ -17,7 +17,7 @@ from slipstream.roofline.cost import CostModel
 from slipstream.speculation import Controller
 from slipstream.text.grammars import of_schema
 
-LONGEST = 600
+LONGEST = 1000
 ASK = "Write a JSON object for a catalogue, by this schema:\n"
 
 

@@ -25,7 +25,7 @@ def structured(
     model: ModelArgument,
     count: Annotated[int, typer.Option("--schemas", help="Schemas, made at random.")] = 300,
     seed: Annotated[int, typer.Option()] = 0,
-    speculative: Speculation = "off",
+    speculative: Speculation = "auto",
     json_output: JsonOption = False,
     out: Out = None,
     max_model_len: MaxModelLen = None,

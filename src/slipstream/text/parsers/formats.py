@@ -15,17 +15,74 @@ from slipstream.text.parsers.reader import Reader, Reading
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+FENCE = "```"
+OPENINGS = (PYTHON_TAG, FENCE + "json")
 LONGEST_HEAD = 512
 NAMED = re.compile(r"\s*([^\s\[]+)\s*(?:\[CALL_ID\]\s*([^\s\[]+)\s*)?(?:\[ARGS\])?\s*")
 """A call of Mistral's since version 11, up to its arguments."""
 MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class HermesCalls(CallReader):
-    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of them: Hermes, Qwen."""
+class BareCalls(CallReader):
+    """Calls as JSON objects and nothing else, one after the other or in a list: Llama 3, and models taught no format.
+
+    An object that names no tool, or has no arguments, is text, and so is all that comes after. Many models put calls
+    between the fences of a block of code.
+    """
+
+    def parse(self) -> Reading[None]:
+        """Calls as long as there are any, then text."""
+        yield from self.calls_first()
+        yield from self.until([])
+        self.spaced()
+
+    def calls_first(self) -> Reading[None]:
+        """Calls as long as there are any."""
+        before = yield from self.skip(SPACE)
+        opening = yield from self._opening()
+        before += opening
+        for characters in (SPACE, "[", SPACE):
+            before += yield from self.skip(characters)
+        while (missing := (yield from self.call(sure=False))) is None:
+            before = ""
+            yield from self.skip(SPACE + ";,]")
+            if opening.startswith(FENCE):
+                yield from self.past(FENCE)
+                yield from self.skip(SPACE)
+        self.text(before)
+        self.back(missing)
+
+    def _opening(self) -> Reading[str]:
+        """Read past the mark, or the fence, that some write before the first call."""
+        held = ""
+        while (character := (yield from self.next())) and any(mark.startswith(held + character) for mark in OPENINGS):
+            held += character
+            if held in OPENINGS:
+                return held
+        self.back(character if held == FENCE else held + character)
+        return held if held == FENCE else ""
+
+    def past(self, mark: str) -> Reading[None]:
+        """Read past a mark, if it comes next; whatever else is there is read again."""
+        held = ""
+        while mark.startswith(held) and held != mark:
+            character = yield from self.next()
+            held += character
+            if not character:
+                break
+        if held != mark:
+            self.back(held)
+
+
+class HermesCalls(BareCalls):
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, any number of them: Hermes, Qwen.
+
+    An answer that begins with a bare call is one too: Qwen's coders leave the marks out.
+    """
 
     def parse(self) -> Reading[None]:
         """Text and calls in turn."""
+        yield from self.calls_first()
         while (yield from self.until([CALL])):
             before = yield from self.skip(SPACE)
             read = yield from self.call(sure=True)
@@ -35,49 +92,8 @@ class HermesCalls(CallReader):
                 continue
             self.unspaced()
             yield from self.skip(SPACE)
-            yield from self._end()
+            yield from self.past(CALL_END)
         self.spaced()
-
-    def _end(self) -> Reading[None]:
-        """Read past the mark that ends a call; whatever else is there is text."""
-        held = ""
-        while CALL_END.startswith(held) and held != CALL_END:
-            character = yield from self.next()
-            held += character
-            if not character:
-                break
-        if held != CALL_END:
-            self.back(held)
-
-
-class BareCalls(CallReader):
-    """Calls as JSON objects and nothing else, one after the other or in a list: Llama 3, and models taught no format.
-
-    An object that names no tool, or has no arguments, is text, and so is all that comes after.
-    """
-
-    def parse(self) -> Reading[None]:
-        """Calls as long as there are any, then text."""
-        before = yield from self._opening()
-        for characters in (SPACE, "[", SPACE):
-            before += yield from self.skip(characters)
-        while (missing := (yield from self.call(sure=False))) is None:
-            before = ""
-            yield from self.skip(SPACE + ";,]")
-        self.text(before)
-        self.back(missing)
-        yield from self.until([])
-        self.spaced()
-
-    def _opening(self) -> Reading[str]:
-        """Read past the mark that some write before the first call."""
-        held = ""
-        while (character := (yield from self.next())) and PYTHON_TAG.startswith(held + character):
-            held += character
-            if held == PYTHON_TAG:
-                return held
-        self.back(held + character)
-        return ""
 
 
 class MistralCalls(CallReader):
