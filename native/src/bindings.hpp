@@ -6,5 +6,6 @@
 namespace slip {
 
 void bind_suffix(nanobind::module_& m);
+void bind_instruments(nanobind::module_& m);
 
 }  // namespace slip

@@ -7,7 +7,7 @@
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
-#include <chrono>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <new>
@@ -36,13 +36,6 @@ Format format_of(const std::string& name) {
   for (int i = 0; i < kFormats; ++i)
     if (name == kNames[i]) return (Format)i;
   throw std::invalid_argument("unknown packed format " + name);
-}
-
-Arithmetic arithmetic_of(const std::string& name) {
-  if (name == "int8") return Arithmetic::Int8;
-  if (name == "bf16") return Arithmetic::Bf16;
-  if (name == "f32") return Arithmetic::F32;
-  throw std::invalid_argument("unknown arithmetic " + name);
 }
 
 struct PyMatrix {
@@ -81,58 +74,6 @@ uint64_t checksum(Array<uint8_t> data) {
   uint64_t sum = n;
   for (uint64_t v : lane) sum = (sum ^ v) * 0xBF58476D1CE4E5B9ull, sum ^= sum >> 31;
   return sum >> 1;
-}
-
-// Operations a second of arithmetic in registers, over all threads together.
-double peak_ops(const std::string& kind, int threads, double seconds) {
-  const Arithmetic arithmetic = arithmetic_of(kind);
-  Pool pool(threads);
-  long rounds = 64;
-  for (;;) {
-    std::vector<double> ops(threads);
-    auto start = std::chrono::steady_clock::now();
-    pool.run([&](int t) { ops[t] = kernels().burn(arithmetic, rounds); });
-    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), total = 0;
-    for (double o : ops) total += o;
-    if (took >= seconds) return total / took;
-    rounds *= 2;
-  }
-}
-
-// Bytes a second that `threads` threads read from buffers of `bytes` each, past the first pass.
-double read_rate(int threads, size_t bytes, double seconds, bool huge_pages) {
-  const size_t size = (bytes + 4095) / 4096 * 4096, huge = (size_t)2 << 20;
-  uint8_t* raw = (uint8_t*)mmap(nullptr, size * threads + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) throw std::bad_alloc();
-  uint8_t* base = (uint8_t*)(((uintptr_t)raw + huge - 1) / huge * huge);
-  madvise(base, size * threads, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  Pool pool(threads);
-  std::atomic<uint32_t> sink{0};
-  pool.run([&](int t) { memset(base + t * size, t + 1, size); });
-  double rate = 0;
-  for (long passes = 1;; passes *= 2) {
-    auto start = std::chrono::steady_clock::now();
-    pool.run([&](int t) {
-      uint32_t sum = 0;
-      for (long i = 0; i < passes; ++i) sum ^= kernels().read(base + t * size, size);
-      sink ^= sum;
-    });
-    double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    rate = (double)size * threads * passes / took;
-    if (took >= seconds) break;
-  }
-  munmap(raw, size * threads + huge);
-  return rate;
-}
-
-// Seconds that all threads need to meet once, in the middle of work.
-double barrier_seconds(int threads, int count) {
-  Pool pool(threads);
-  auto start = std::chrono::steady_clock::now();
-  pool.run([&](int) {
-    for (int i = 0; i < count; ++i) pool.barrier();
-  });
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / count;
 }
 
 size_t packed_bytes(const std::string& format, int n, int k) { return Matrix{format_of(format), n, k, nullptr}.bytes(); }
@@ -318,10 +259,6 @@ NB_MODULE(_native, m) {
   m.def("usable_cores", &usable_cores);
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
   m.def("checksum", &checksum, nb::arg("data"));
-  m.def("peak_ops", &peak_ops, nb::arg("kind"), nb::arg("threads"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("read_rate", &read_rate, nb::arg("threads"), nb::arg("bytes"), nb::arg("seconds"), nb::arg("huge_pages") = true,
-        nb::call_guard<nb::gil_scoped_release>());
-  m.def("barrier_seconds", &barrier_seconds, nb::arg("threads"), nb::arg("count"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 
@@ -345,6 +282,7 @@ NB_MODULE(_native, m) {
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
   bind_suffix(m);
+  bind_instruments(m);
 
   nb::class_<Draws>(m, "Draws")
       .def(nb::init<Table<int32_t>, Table<float>, Array<uint64_t>, Array<int32_t>, Array<int32_t>, Table<float>, Array<int32_t>, Table<uint32_t>>(),
