@@ -325,6 +325,6 @@ class _Prices:
             if gain > best:
                 best = gain
             left -= 1
-            if gain + left * chance <= best:  # all that is left cannot make up for it
+            if gain + left * chance <= best:  # what is left is hardly likelier, and cannot make up for it
                 break
         return best
