@@ -26,6 +26,7 @@ from slipstream.speculation import (
     Verdict,
     Verification,
 )
+from slipstream.speculation.rejection import RejectionVerification
 from tests.engine.test_jitter import Said, collect
 from tests.speculation.scripted import FREE, Adversarial, Scripted
 
@@ -252,3 +253,21 @@ def test_every_end_at_every_place_of_an_accepted_run(model: Model) -> None:
     params = replace(base, ignore_eos=False)
     engine = Engine(changed, FREE, controller=Controller([Known(whole.tokens)]))
     assert answers(engine, [(prompt, params)]) == answers(Engine(changed), [(prompt, params)])
+
+
+def test_log_probabilities_are_those_of_what_comes_out(model: Model) -> None:
+    """By rejection: not of what the target drew in its place, which nobody sees."""
+    prompt, params = [5, 6, 7], SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True, logprobs=2)
+    twin = load_model(model.reference, LoadOptions(max_rows=64, threads=1))
+    drafter = ModelDrafter(twin.executable, "itself", 64, drawing="own")
+    slow, verification = replace(FREE, pace=1000.0), RejectionVerification()
+    engine = Engine(model, slow, controller=Controller([drafter]), verification=verification)
+    ((said,),) = [list(choices.values()) for choices in answers(engine, [(prompt, params)])]
+    assert len(said.logprobs) == len(said.tokens) == 40
+    assert sum(count.accepted for count in engine.drafting.controller.counts().values()) > 3  # type: ignore[union-attr]
+    for place, (token, entry) in enumerate(zip(said.tokens, said.logprobs, strict=True)):
+        forced = replace(params, max_tokens=1, allowed_tokens=(token,))
+        ((alone,),) = [list(c.values()) for c in answers(Engine(model), [([*prompt, *said.tokens[:place]], forced)])]
+        (wanted,) = alone.logprobs
+        assert (entry.token, entry.top) == (token, wanted.top)  # type: ignore[attr-defined]
+        assert entry.logprob == pytest.approx(wanted.logprob, abs=1e-4)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,10 +23,14 @@ from slipstream.program.sampling import (
     DrawColumns,
     SamplingParams,
 )
+from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
-from slipstream.speculation import ExactVerification, Verification
+from slipstream.speculation import Ask, Controller, Drafter, ExactVerification, Verification
 from slipstream.speculation import rejection as rule
+from slipstream.speculation.chains import Chains
 from slipstream.speculation.rejection import RejectionVerification
+from slipstream.speculation.settings import PRIORS, class_of
+from tests.speculation.scripted import FREE
 
 VOCABULARY, LENGTH, DRAFTED = 4, 3, 3
 TRIALS, LONG_TRIALS = 400, 100_000
@@ -227,6 +231,46 @@ def run(params: SamplingParams, propose: Propose, verification: Verification, tr
         [sum(expected[said] for said in rare) * trials] if rare else []
     )
     return float(chisquare(observed, wanted).pvalue), emitted / rounds
+
+
+class Sure(Drafter):
+    """Draws chains from DRAFTER and says how sure it is of each token, as neural drafters do."""
+
+    name, neural, classes, most = "sure", True, len(PRIORS), DRAFTED
+
+    def prior(self, draft_class: int) -> float:
+        return PRIORS[draft_class]
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft | None]:
+        chains = Chains(asks, self.name)
+        for index, ask in enumerate(asks):
+            whole = chain(ask.answer, dense=True)
+            assert whole.proposals is not None
+            for token, proposal in zip(whole.tokens, whole.proposals, strict=True):
+                chance = proposal.dense(VOCABULARY)[token]
+                if not chains.add(index, token, class_of(float(chance)), proposal):
+                    break
+        return chains.drafts()
+
+
+def controlled(price: float) -> Propose:
+    """What the controller makes of such a drafter's chains where a row costs so many tokens."""
+    controller = Controller([Sure()])
+
+    def propose(answer: Answer) -> Draft:
+        controller.offers([answer], FREE)
+        most = min(DRAFTED, answer.limit - len(answer.tokens) - 1)
+        drafts = controller.draft(Plan([SpanPlan(answer, 1, most)], [], [], [], [], price, price))
+        controller.free(answer, learn=False)
+        return drafts.get(id(answer), Draft.chain([], [], "sure"))
+
+    return propose
+
+
+@pytest.mark.parametrize("price", [0.1, 0.3, 0.5])
+def test_what_is_not_worth_verifying_bends_no_law(price: float) -> None:
+    """Whether a drawn token is verified must not depend on which token was drawn."""
+    assert run(SETTINGS["plain"], controlled(price), RejectionVerification(), 2_500)[0] > LEAST
 
 
 CASES = list(itertools.product(SETTINGS, PROPOSALS))

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.flight import Flight, Forecast
@@ -30,6 +33,7 @@ from slipstream.speculation import Controller, Verification
 from slipstream.speculation.rollout import Rollout
 
 Planner = Callable[[State], Plan]
+Float32Array = npt.NDArray[np.float32]
 
 
 class Engine:
@@ -362,7 +366,11 @@ class Engine:
         chunks: list[Chunk] = []
         for place, token in enumerate(tokens):
             row = first + (1 + held[place - 1] if place else 0)
-            logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, output.drawn, row)
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if sequence.params.logprobs is not None:
+                logprobs = _logprobs(sequence, output.drawn, row)
+                if output.logits is not None and token != drawn[row]:  # by rejection, what comes out was not drawn here
+                    logprobs = (TokenLogprob(token, _logprob_of(token, output.logits[row]), logprobs[0].top),)
             sequence.computed += place < len(held)
             sequence.unknown += place > 0
             chunks.append(self._accept(sequence, token, logprobs, ran))
@@ -450,3 +458,9 @@ def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogpro
     tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
     pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
     return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)
+
+
+def _logprob_of(token: int, logits: Float32Array) -> float:
+    """A token's log-probability by a row's logits [vocabulary]."""
+    scores = logits.astype(np.float64)
+    return float(scores[token] - scores.max() - np.log(np.exp(scores - scores.max()).sum()))

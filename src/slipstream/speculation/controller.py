@@ -174,14 +174,19 @@ class Controller:
         return {key: draft for key, draft in drafts.items() if len(draft)}
 
     def _worth(self, draft: Draft, ask: Ask, price: float) -> Draft:
-        """A neural draft without the rows that are not worth verifying, which its confidence tells only now."""
+        """A neural draft without the rows that are not worth verifying, which its confidence tells only now.
+
+        Of a draft that was drawn only what came before a token tells whether that one is verified: leaving out tokens
+        for what they are would bend the law of those that remain.
+        """
         chances = [ask.chance(c) for c in draft.classes]
         alive: list[float] = []
         for chance, parent in zip(chances, draft.parents, strict=True):
             alive.append(chance * (alive[parent] if parent >= 0 else 1.0))
         kept = len(draft)
         if draft.is_chain:
-            kept = next((index for index, chance in enumerate(alive) if chance < price), kept)
+            told = alive if draft.proposals is None else [1.0, *alive[:-1]]
+            kept = next((index for index, chance in enumerate(told) if chance < price), kept)
             positions = self._positions(self._ready[id(ask.answer)][0], ask.answer, self._tracks[id(ask.answer)])
             for index in range(kept, len(draft)):
                 positions.observe(index, chances[index])
