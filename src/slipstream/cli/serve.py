@@ -195,6 +195,7 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
     """Serve until a signal comes; returns tokens a second of each answer after its first token."""
     import uvicorn
 
+    from slipstream.serving.http import BoundedProtocol
     from slipstream.serving.opening import opened
 
     found = await opened(opening)
@@ -216,7 +217,7 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
 
     config = uvicorn.Config(
         api.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(drain_timeout)), h11_max_incomplete_event_size=64 << 10,
+        timeout_graceful_shutdown=max(1, round(drain_timeout)), http=BoundedProtocol,
     )  # fmt: skip
     server = Server(config)
     listener.listen(BACKLOG)  # before it is said that anybody may come
