@@ -160,6 +160,25 @@ def test_what_must_follow(seed: int, kind: str, most: int) -> None:
         assert sum(allows(one.mask(), token) for token in range(259)) > 1
 
 
+ONE_WAY = [
+    'start: "Name: " name "\\nAge: " AGE\nname[stop="\\n"]: /[a-z]*/\nAGE: /[0-9]{1,3}/',
+    'start: "Name: " name\nname[max_tokens=5]: /[a-z]*/',
+]
+
+
+@pytest.mark.parametrize("lark", ONE_WAY)
+def test_grammars_that_take_nothing_back_are_not_drafted_for(model: Model, lark: str) -> None:
+    """Asking them about a draft would end the answer."""
+    requests = [([1, 2, n], SamplingParams(grammar=g.of_lark(lark), seed=n, max_tokens=60)) for n in range(6)]
+    plain = answers(Engine(model, prefix_cache=False), requests)
+    drafters = [GrammarDrafter(), scripted(model, requests, plain, 0.3, 6)]
+    engine = Engine(model, FREE, controller=Controller(drafters))
+    assert answers(engine, requests) == plain
+    assert plain[0][0].text.startswith("Name: ")
+    assert not CONSTRAINTS.constraint(g.of_lark(lark)).draftable
+    assert all(CONSTRAINTS.constraint(grammar).draftable for grammar in KINDS.values())
+
+
 def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
     """The test above must be able to fail: without masks on drafts' rows the answer would be another one."""
     params = SamplingParams(grammar=KINDS["regex"], temperature=0.0, max_tokens=40)

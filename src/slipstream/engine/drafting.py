@@ -74,6 +74,7 @@ class Drafting:
             self._quiet += self._quiet > 0
             return {}, 0.0
         eligible = [s for s in sequences if s.blocks and not s.unknown and s.missing == 1 and s.waits_for is None]
+        eligible = [s for s in eligible if s.constraint is None or s.constraint.draftable]
         if not eligible:
             return {}, 0.0
         offers = self.controller.offers(eligible, cost)

@@ -17,7 +17,7 @@ from slipstream.program import Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask
 from slipstream.text import Tokenizer
-from slipstream.text.grammars import limits, matcher_of
+from slipstream.text.grammars import goes_back, limits, matcher_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -48,6 +48,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._known: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._one_way: set[str] = set()
         self._lock = threading.Lock()
         self._inner: LLTokenizer | None = None
 
@@ -63,15 +64,18 @@ class Grammars:
                 return known
             self._inner = self._inner or self._tokens()
         matcher = matcher_of(self._inner, grammar, limits())
+        back = goes_back(matcher)
         with self._lock:
             self._known[grammar] = matcher
+            if not back:
+                self._one_way.add(grammar)
             if len(self._known) > KEPT:
-                self._known.popitem(last=False)
+                self._one_way.discard(self._known.popitem(last=False)[0])
         return matcher
 
     def constraint(self, grammar: str) -> GrammarConstraint:
         """A fresh state of a grammar. Raises UsageError for one that cannot be compiled."""
-        return GrammarConstraint(self.learn(grammar).deep_copy())
+        return GrammarConstraint(self.learn(grammar).deep_copy(), grammar in self._one_way)
 
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -83,8 +87,9 @@ class Grammars:
 class GrammarConstraint:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher):
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, one_way: bool = False):
+        """A grammar that is `one_way` cannot take back what it was told."""
+        self._matcher, self.draftable = matcher, not one_way
 
     @property
     def over(self) -> bool:
@@ -130,7 +135,7 @@ class GrammarConstraint:
         return found
 
     def forced(self, most: int) -> list[int]:
-        """Tokens, `most` of them, for text that must follow; others may say the same."""
+        """Up to `most` tokens of text that must follow."""
         return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:most]
 
     def _go_back(self, tokens: int) -> None:

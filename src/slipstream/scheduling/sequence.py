@@ -24,6 +24,10 @@ class Constraint(Protocol):
     def failed(self) -> bool:
         """Whether it cannot be told any more what it may say."""
 
+    @property
+    def draftable(self) -> bool:
+        """Whether it can be asked about tokens that may not come to be said."""
+
     def accept(self, token: int) -> None:
         """It has said a token."""
 
@@ -34,7 +38,7 @@ class Constraint(Protocol):
         """The tokens that may follow what was said, and each token of a draft; None after one that may not follow."""
 
     def forced(self, most: int) -> SequenceOf[int]:
-        """Tokens, `most` of them, for text that must follow; others may say the same."""
+        """Up to `most` tokens of text that must follow."""
 
 
 @dataclass(eq=False)

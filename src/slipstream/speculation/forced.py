@@ -1,7 +1,7 @@
 """Drafts from the grammar that an answer keeps to: what it leaves no choice about need not be drawn token by token.
 
-The idea is that of jump-forward decoding (SGLang 2024) and of llguidance's fast-forward tokens, made a draft: the
-model may still cut the same text into other tokens, and then the draft ends there.
+The idea is that of jump-forward decoding (SGLang 2024) and of llguidance's fast-forward tokens, made a draft. A forced
+text's last letters may still belong to a token that goes on into free text: the draft ends before, or is found out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from slipstream.program import Draft
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.drafter import Ask, Drafter
 
-LIKELY = 0.9
-"""How often a token of what must be said is the one that the model says it with, before anything was seen."""
+LIKELY = 0.95
+"""How often a token of what must be said is the one that it is said with, before anything was seen."""
 
 
 class GrammarDrafter(Drafter):

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -224,6 +226,14 @@ def matcher_of(tokenizer: LLTokenizer, grammar: str, bounds: LLParserLimits) -> 
     if matcher.is_error():
         raise UsageError(problem(matcher.get_error()))
     return matcher
+
+
+def goes_back(matcher: LLMatcher) -> bool:
+    """Whether a grammar, at its beginning, can take back a token: those with stop= or max_tokens= cannot."""
+    trial = matcher.deep_copy()
+    allowed = np.frombuffer(trial.compute_bitmask(), np.uint8)
+    tokens = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
+    return bool(len(tokens)) and trial.consume_token(int(tokens[0])) and trial.rollback(1)
 
 
 def problem(message: str) -> str:

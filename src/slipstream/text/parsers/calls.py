@@ -24,12 +24,15 @@ class CallReader(Reader):
         """Read one JSON object {"name": …, "arguments": {…}} and say the call.
 
         Returns None if it was one, otherwise what was read of it, of which nothing was said. It is one where a tool's
-        name and arguments are found, or, if that is `sure`, a name alone. What follows arguments that are no JSON is
-        read as text by whoever goes on.
+        name and arguments are found, or, if that is `sure`, a name alone. What follows arguments and does not end the
+        object as JSON does is read again, as text, by whoever goes on.
         """
         call = _Call(self, sure)
         done = yield from call.read()
-        return None if done or call.begun else call.read_so_far
+        if done or not call.begun:
+            return None if done else call.read_so_far
+        self.back(call.read_so_far)
+        return None
 
     def known(self, name: str) -> bool:
         """Whether there is such a tool."""
@@ -84,18 +87,22 @@ class _Call:
             self._arguments = True
             if self.name is not None:
                 self._begin()
+            before = len(self.read_so_far)
             if character == '"':  # some write the object as a string
                 text = yield from self._string()
-                if text is not None:
-                    self._pass_on(text)
-                return text is not None
-            self._pass_on(character)
-            return (yield from self._value(character, self._pass_on))
+                self._pass_on(self.read_so_far[before:] if text is None else text)
+                ended = text is not None
+            else:
+                self._pass_on(character)
+                ended = yield from self._value(character, self._pass_on)
+            if self.begun:  # what was said is not to be read again
+                self.read_so_far = ""
+            return ended
         return (yield from self._value(character, lambda character: None))
 
     def _begin(self) -> None:
         if not self.begun and self.name is not None:
-            self.begun = True
+            self.begun, self.read_so_far = True, ""
             self.reader.say(CallBegins(self.name))
             self.reader.say(CallArguments(self._waiting))
 
