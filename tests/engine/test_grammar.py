@@ -293,14 +293,15 @@ def test_what_cannot_be_compiled_is_refused(grammar: Any) -> None:
 @pytest.mark.parametrize(("name", "text", "longest"), [
     ("time", "12:30:05.123456789+02:00", 24), ("date-time", "2026-01-02T12:30:05.123456789+02:00", 35),
     ("email", "a" * 60 + "@example.org", 254), ("hostname", "a.example.org", 253),
+    ("duration", "P1Y2M3DT4H5M6S", 32), ("uri", "https://a.example.org/b?c=d", 2048),
 ])  # fmt: skip
 def test_a_format_comes_to_an_end(name: str, text: str, longest: int) -> None:
     """Whatever of it is usual may be said; the same with a digit or letter more for ever may not."""
     schema = {"type": "array", "items": {"type": "string", "format": name}}
     whole = [*f'["{text}"]'.encode()]
     assert CONSTRAINTS.learn(g.of_schema(schema)).deep_copy().try_consume_tokens(whole) == len(whole)
-    middle = text.index(".") + 1 if name != "email" else 1
-    endless = text[:middle] + "1" * 3000
+    begins = {"email": "a" * 3000, "hostname": "a." * 2000, "duration": "P" + "1" * 3000}
+    endless = begins.get(name) or text[: text.index(".") + 1] + "1" * 3000
     assert (
         CONSTRAINTS.learn(g.of_schema(schema)).deep_copy().try_consume_tokens([*f'["{endless}'.encode()]) <= longest + 2
     )
@@ -314,6 +315,7 @@ def test_formats_that_nobody_checks_say_nothing() -> None:
     }  # fmt: skip
     assert CONSTRAINTS.constraint(g.of_schema(schema)).forced(30)[:11] == [*b'{"format": ']
     assert g.practical({"const": {"format": "time"}}) == {"const": {"format": "time"}}
+    assert g.practical({"format": "uri", "minLength": 3000}) == {"format": "uri", "minLength": 3000}
     assert g.practical({"format": "time", "maxLength": 9}) == {"format": "time", "maxLength": 9}
     assert g.practical({"anyOf": [{"format": "email"}, True]}) == {
         "anyOf": [{"format": "email", "maxLength": 254}, True]
@@ -328,11 +330,16 @@ def test_an_object_has_the_properties_that_it_names() -> None:
     assert g.practical({"$defs": {"x": named}, "$ref": "#/$defs/x"})["$defs"]["x"] == closed
     assert g.practical({"anyOf": [named, {"type": "null"}]}) == {"anyOf": [closed, {"type": "null"}]}
     assert g.practical({"properties": {"properties": named}})["properties"] == {"properties": closed}
+    assert g.practical({"properties": {"not": named}})["properties"] == {"not": closed}
     for untouched in (
         {**named, "additionalProperties": {"type": "string"}}, {**named, "patternProperties": {"^x": True}},
         {**named, "required": ["a", "b"]}, {"type": "object"}, {"allOf": [named, {"properties": {"b": {}}}]},
         {**named, "anyOf": [{"properties": {"b": True}}]}, {"not": named}, {"$defs": {"x": named}, "allOf": []},
         {"const": named}, {"$defs": {"x": named}, "items": {"$ref": "#/$defs/x", "properties": {"b": True}}},
+        {"oneOf": [named, {"properties": {"b": {"format": "time"}}}]}, {**named, "enum": [{"a": 1, "b": 2}]},
+        {"$defs": {"x": named}, "$ref": "#/$defs/x", "anyOf": [{"properties": {"b": True}}]},
+        {"properties": {"a": True}, "required": [["a"]]}, {"properties": {"a": True}, "required": "a"},
+        {"type": "object", "properties": {}}, {"not": {"format": "time"}},
     ):  # fmt: skip
         assert g.practical(untouched) == untouched
     assert CONSTRAINTS.learn(g.of_schema(named)).deep_copy().try_consume_tokens([*b'{"a": 1, ']) == 7

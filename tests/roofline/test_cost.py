@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -125,3 +127,4 @@ def test_extra_rows_are_what_two_steps_differ_by() -> None:
     for more in (1, 2, 7, 20):
         larger = StepShape(3 + more, 3 + more, 5000, 900 + 300 * more)
         assert extra(more) == pytest.approx(model.seconds(larger) - model.seconds(base))
+    json.dumps(asdict(model))  # it is kept in files: what is remembered of it is no part of it

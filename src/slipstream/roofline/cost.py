@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -67,7 +68,7 @@ class Curve:
         return Curve(self.counts, tuple(accumulate(seconds, max)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostModel:
     """An immutable snapshot. `attention` are seconds of a step, a row, a row × token of context, a byte of cache.
 
@@ -82,7 +83,11 @@ class CostModel:
     pace: float = 1.0
     copy: float = 0.0
     drafted: float = DRAFTED_HOST
-    _extras: dict[tuple[int, int], list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _extras(self) -> dict[tuple[int, int], list[float]]:
+        """What more rows were said to add, by the rows without them: many ask, for the same few."""
+        return {}
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""

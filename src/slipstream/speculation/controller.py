@@ -50,7 +50,7 @@ class _Track:
 
     classes: dict[str, AnswerAcceptance] = field(default_factory=dict)
     positions: dict[str, AnswerAcceptance] = field(default_factory=dict)
-    declined: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
     resume: int = 0
     pause: int = FIRST_PAUSE
     trial: bool = True
@@ -117,7 +117,7 @@ class Controller:
                     if self._track(answer).trial:  # whatever it might bring, its passes are too dear
                         drafter.doubt()
                     self._pause(answer)
-                elif draft is not None and gain <= 0.0 and self._tries_again(answer):
+                elif draft is not None and gain <= 0.0 and self._tries_again(drafter, answer):
                     offer = Offer(survival([drafter.prior(c) for c in draft.classes[:TEXT_TRIAL]]))
                     gain = prices.gain(offer)
                 if gain > best:
@@ -234,11 +234,11 @@ class Controller:
         """Seconds of one pass of the neural drafter over so many answers."""
         return self.neural.pass_seconds(answers) if self.neural is not None else 0.0
 
-    def _tries_again(self, answer: Answer) -> bool:
-        """Whether it is time to see if text that was there before helps by now."""
-        track = self._track(answer)
-        track.declined = (track.declined + 1) % TEXT_RETRY
-        return not track.declined
+    def _tries_again(self, drafter: Drafter, answer: Answer) -> bool:
+        """Whether it is time to see if what costs no passes helps by now."""
+        declined = self._track(answer).declined
+        declined[drafter.name] = (declined.get(drafter.name, 0) + 1) % TEXT_RETRY
+        return not declined[drafter.name]
 
     def _pause(self, answer: Answer) -> None:
         """Leave an answer alone for which neural drafts do not pay, longer each time in a row; then try a short one."""
@@ -321,7 +321,7 @@ class _Prices:
 
     def gain(self, offer: Offer) -> float:
         """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
-        tokens, best, left = 0.0, 0.0, len(offer.survival)
+        tokens, best, left = 0.0, 0.0, sum(offer.survival)
         for drafts, chance in enumerate(offer.survival, 1):
             tokens += chance
             verify = self._dearness * (self._extra(drafts) + self._drafted)
@@ -329,7 +329,7 @@ class _Prices:
             gain = tokens - self._rate * seconds
             if gain > best:
                 best = gain
-            left -= 1
-            if gain + left * chance <= best:  # what is left is hardly likelier, and cannot make up for it
+            left -= chance
+            if gain + left <= best:  # all that is left cannot make up for it
                 break
         return best

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ LONGEST_FORMATS = {"time": 24, "date-time": 35, "duration": 32, "email": 254, "h
 FORMATS = LONGEST_FORMATS.keys() | {"date", "ipv4", "ipv6", "uuid"}
 """Those that are kept to. Others say nothing about what is valid, as JSON Schema has it."""
 _VALUES = ("const", "enum", "default", "examples")
-_COMBINING = ("allOf", "not", "if", "unevaluatedProperties", "dependentSchemas", "minProperties")
-_NAMED_ELSEWHERE = ("anyOf", "oneOf", "$ref")
+_INVERTING = ("oneOf", "not", "if")
+_COMBINING = ("allOf", "unevaluatedProperties", "dependentSchemas", "minProperties", "propertyNames")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written: as most programs write it, with no white space to get lost in."""
@@ -168,25 +168,37 @@ def practical(schema: Any) -> Any:
     """A schema that allows no more than the given one, and in which a model gets lost less easily.
 
     Texts of every format come to an end, formats that nobody checks are left out, and an object that names properties
-    and does not speak of others has only those, as with other servers; not where schemas are combined, though, which
-    would then contradict one another.
+    and does not speak of others has only those, as with other servers. Not so where schemas are combined: closed ones
+    would contradict one another, and where only one may hold, or none, less of it would be more of the whole.
     """
-    return _practical(schema, close=not _combined(schema))
+    levels = list(_levels(schema))
+    narrow = not any(key in level for level in levels for key in _INVERTING)
+    return _practical(schema, narrow, narrow and not any(map(_combined, levels)))
 
 
-def _combined(schema: Any) -> bool:
-    """Whether some object's properties are named in more places than one."""
+def _levels(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """All schemas within a schema, itself included; values and names are none."""
     if isinstance(schema, list):
-        return any(map(_combined, schema))
-    if not isinstance(schema, Mapping):
-        return False
-    beside = any(key in schema for key in _NAMED_ELSEWHERE) and ("properties" in schema or "required" in schema)
-    return beside or any(key in schema for key in _COMBINING) or any(map(_combined, schema.values()))
+        for part in schema:
+            yield from _levels(part)
+    elif isinstance(schema, Mapping):
+        yield schema
+        for key, value in schema.items():
+            if key in _NAMED and isinstance(value, Mapping):
+                yield from _levels(list(value.values()))
+            elif key not in _VALUES:
+                yield from _levels(value)
 
 
-def _practical(schema: Any, close: bool) -> Any:
+def _combined(level: Mapping[str, Any]) -> bool:
+    """Whether what an object may have is said in more places than one."""
+    places = ("properties" in level or "required" in level, "anyOf" in level, "$ref" in level)
+    return sum(places) + ("const" in level or "enum" in level) > 1 or any(key in level for key in _COMBINING)
+
+
+def _practical(schema: Any, narrow: bool, close: bool) -> Any:
     if isinstance(schema, list):
-        return [_practical(part, close) for part in schema]
+        return [_practical(part, narrow, close) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
@@ -194,19 +206,31 @@ def _practical(schema: Any, close: bool) -> Any:
         if key in _VALUES:
             made[key] = value
         elif key in _NAMED and isinstance(value, Mapping):
-            made[key] = {name: _practical(inner, close) for name, inner in value.items()}
+            made[key] = {name: _practical(inner, narrow, close) for name, inner in value.items()}
         else:
-            made[key] = _practical(value, close)
+            made[key] = _practical(value, narrow, close)
     if isinstance(name := schema.get("format"), str):
+        longest = LONGEST_FORMATS.get(name)
         if name not in FORMATS:
             del made["format"]
-        elif name in LONGEST_FORMATS and isinstance(most := schema.get("maxLength", LONGEST_FORMATS[name]), int):
-            made["maxLength"] = min(most, LONGEST_FORMATS[name])
-    if close and isinstance(properties := schema.get("properties"), Mapping) and "patternProperties" not in schema:
-        required = schema.get("required", ())
-        if isinstance(required, Sequence) and all(name in properties for name in required):
-            made.setdefault("additionalProperties", False)
+        elif narrow and longest is not None and "maxLength" not in schema and _least(schema) <= longest:
+            made["maxLength"] = longest
+    if close and _closes(schema):
+        made.setdefault("additionalProperties", False)
     return made
+
+
+def _least(schema: Mapping[str, Any]) -> int:
+    least = schema.get("minLength", 0)
+    return least if isinstance(least, int) else 0
+
+
+def _closes(schema: Mapping[str, Any]) -> bool:
+    """Whether an object can do with the properties that its schema names."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not properties or "patternProperties" in schema:
+        return False
+    return isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required)
 
 
 def limits() -> LLParserLimits:

@@ -10,6 +10,8 @@ from slipstream.text.parsers.reader import Reader, Reading
 
 SPACE = " \t\r\n"
 ARGUMENT_KEYS = ("arguments", "parameters")
+BESIDE = ("type", "id")
+"""What else may stand in a call that nothing else tells from text."""
 LONGEST_NAME = 256
 
 
@@ -29,9 +31,10 @@ class CallReader(Reader):
         """
         call = _Call(self, sure)
         done = yield from call.read()
+        read = "".join(call.read_so_far)
         if done or not call.begun:
-            return None if done else call.read_so_far
-        self.back(call.read_so_far)
+            return None if done else read
+        self.back(read)
         return None
 
     def known(self, name: str) -> bool:
@@ -44,10 +47,10 @@ class _Call:
 
     def __init__(self, reader: CallReader, sure: bool):
         self.reader, self.sure = reader, sure
-        self.read_so_far = ""
+        self.read_so_far: list[str] = []
         self.begun = False
         self.name: str | None = None
-        self._waiting = ""
+        self._waiting: list[str] = []
         self._arguments = False
 
     def read(self) -> Reading[bool]:
@@ -90,31 +93,34 @@ class _Call:
             before = len(self.read_so_far)
             if character == '"':  # some write the object as a string
                 text = yield from self._string()
-                self._pass_on(self.read_so_far[before:] if text is None else text)
+                self._pass_on("".join(self.read_so_far[before:]) if text is None else text)
                 ended = text is not None
             else:
                 self._pass_on(character)
                 ended = yield from self._value(character, self._pass_on)
             if self.begun:  # what was said is not to be read again
-                self.read_so_far = ""
+                self.read_so_far.clear()
             return ended
+        if not self.sure and key not in BESIDE:  # some other object, which nobody should wait for
+            return False
         return (yield from self._value(character, lambda character: None))
 
     def _begin(self) -> None:
         if not self.begun and self.name is not None:
-            self.begun, self.read_so_far = True, ""
+            self.begun = True
+            self.read_so_far.clear()
             self.reader.say(CallBegins(self.name))
-            self.reader.say(CallArguments(self._waiting))
+            self.reader.say(CallArguments("".join(self._waiting)))
 
     def _pass_on(self, text: str) -> None:
         if self.begun:
             self.reader.say(CallArguments(text))
         else:
-            self._waiting += text
+            self._waiting.append(text)
 
     def _next(self) -> Reading[str]:
         character = yield from self.reader.next()
-        self.read_so_far += character
+        self.read_so_far.append(character)
         return character
 
     def _solid(self) -> Reading[str]:
@@ -171,6 +177,6 @@ class _Call:
             if character in ",}]" or character in SPACE:
                 self.reader.back(character)
                 return True
-            self.read_so_far += character
+            self.read_so_far.append(character)
             out(character)
         return False

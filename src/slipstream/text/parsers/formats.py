@@ -37,33 +37,41 @@ class BareCalls(CallReader):
         self.spaced()
 
     def calls_first(self) -> Reading[None]:
-        """Calls as long as there are any."""
-        before = yield from self.skip(SPACE)
-        opening = yield from self._opening()
-        before += opening
-        for characters in (SPACE, "[", SPACE):
-            before += yield from self.skip(characters)
-        while (missing := (yield from self.call(sure=False))) is None:
-            before = ""
-            yield from self.skip(SPACE + ";,]")
-            if opening.startswith(FENCE):
-                yield from self.past(FENCE)
-                yield from self.skip(SPACE)
-        self.text(before)
+        """Calls as long as there are any; what stands between them means nothing, what comes after is text."""
+        before, called = "", False
+        fenced = listed = False
+        while True:
+            opening = "" if fenced else (yield from self._opening())
+            fenced = fenced or opening.endswith((FENCE, FENCE + "json"))
+            opening += yield from self.skip(SPACE)
+            if not listed and (brackets := (yield from self.skip("["))):
+                listed = True
+                opening += brackets + (yield from self.skip(SPACE))
+            missing = yield from self.call(sure=False)
+            if missing is not None:
+                break
+            called, before = True, (yield from self.skip(SPACE + ";,"))
+            if listed and (yield from self.past("]")):
+                listed, before = False, (yield from self.skip(SPACE + ";,"))
+            if fenced and (yield from self.past(FENCE)):
+                fenced, before = False, (yield from self.skip(SPACE + ";,"))
+        if called and not (before + opening + missing).strip(SPACE + ";,"):
+            return
+        self.text((before + opening).lstrip(SPACE + ";") if called else opening)
         self.back(missing)
 
     def _opening(self) -> Reading[str]:
-        """Read past the mark, or the fence, that some write before the first call."""
-        held = ""
+        """Read past white space and the mark, or the fence, that some write before a call."""
+        space, held = (yield from self.skip(SPACE)), ""
         while (character := (yield from self.next())) and any(mark.startswith(held + character) for mark in OPENINGS):
             held += character
             if held in OPENINGS:
-                return held
+                return space + held
         self.back(character if held == FENCE else held + character)
-        return held if held == FENCE else ""
+        return space + (held if held == FENCE else "")
 
-    def past(self, mark: str) -> Reading[None]:
-        """Read past a mark, if it comes next; whatever else is there is read again."""
+    def past(self, mark: str) -> Reading[bool]:
+        """Read past a mark, if it comes next, and say whether it did; whatever else is there is read again."""
         held = ""
         while mark.startswith(held) and held != mark:
             character = yield from self.next()
@@ -72,6 +80,7 @@ class BareCalls(CallReader):
                 break
         if held != mark:
             self.back(held)
+        return held == mark
 
 
 class HermesCalls(BareCalls):
