@@ -111,6 +111,18 @@ def test_priority_then_fairness_then_arrival() -> None:
     assert [span.sequence.request for span in aged.spans] == [0, 1], "waiting raises priority"
 
 
+def test_a_long_queue_does_not_grow_urgent() -> None:
+    """However long a tenant's requests have waited, another tenant that has had less goes first."""
+    pool = BlockPool(100)
+    queue = [sequence(i, 40, tenant="greedy", arrived=float(i)) for i in range(5)]
+    modest = sequence(9, 40, tenant="modest", arrived=600.0)
+    plan = plan_of([*queue, modest], pool, now=601.0, served={"greedy": 900.0, "modest": 10.0})
+    assert [span.sequence.request for span in plan.spans] == [9, 0, 1, 2, 3, 4]
+    late = sequence(7, 40, tenant="greedy", arrived=0.0, priority=9)
+    plan = plan_of([late, modest], pool, now=601.0, served={"greedy": 1.0, "modest": 10.0})
+    assert [span.sequence.request for span in plan.spans] == [7, 9], "lifted, it is served as the others are"
+
+
 def test_admission_needs_room_for_all_of_a_prompt() -> None:
     pool = BlockPool(10)
     decode = running(0, 40, pool)

@@ -124,6 +124,7 @@ class _Planner:
         self.too_large: list[Sequence] = []
         self.planned: set[int] = set()
         self.starts: dict[int, int] = {}
+        self.first = 0
         self.rows = self.logit_rows = self.context = self.kv_tokens = 0
 
     def plan(self) -> Plan:
@@ -133,6 +134,7 @@ class _Planner:
             s for s in state.sequences if s.waits_for is None and s.missing and s.may_go_on and s.deadline > state.now
         ]
         if len(ready) > 1:
+            self.first = min(s.priority for s in ready)
             decodes = sorted((s for s in ready if s.blocks and s.missing == 1), key=self._urgency)
             prompts = sorted((s for s in ready if not s.blocks or s.missing > 1), key=self._order)
         else:
@@ -205,9 +207,12 @@ class _Planner:
         return s.priority - (self.state.now - s.arrived) / AGING, s.arrived
 
     def _order(self, s: Sequence) -> tuple[bool, float, float, float]:
-        """Prompts that are begun, then whole steps of priority, then those whose tenant has had least."""
-        priority, arrived = self._urgency(s)
-        return not s.blocks, math.floor(priority), self.state.served.get(s.tenant, 0.0), arrived
+        """Prompts that are begun, then by priority, then those whose tenant has had least.
+
+        Waiting lifts a sequence to the most urgent who waits, not above: a tenant's long queue does not grow urgent.
+        """
+        lifted = max(s.priority - math.floor((self.state.now - s.arrived) / AGING), self.first)
+        return not s.blocks, lifted, self.state.served.get(s.tenant, 0.0), s.arrived
 
     def _add(self, sequence: Sequence, rows: int) -> None:
         start = self._start(sequence)

@@ -85,7 +85,8 @@ class Exchange:
 
     async def run(self, request: Request, key: Key, wanted: Wanted, answer: Answer) -> Response:
         """See a request through. Raises ApiError for what is refused."""
-        work = wanted.work
+        work, begun = wanted.work, time.time()
+        key.check_priority(wanted.priority)
         self.open(len(work))
         terms = Terms(key.name, wanted.priority, self.limits.request_timeout, wanted.cache_salt, wanted.tag)
         leave = contextlib.ExitStack()
@@ -97,12 +98,14 @@ class Exchange:
             ):
                 news = _overheard(news, Recording(self.recorder, self.served, answer.id, work, terms))
             if wanted.stream:
-                first = await anext(news)  # what is refused is refused with a status, not inside a stream
-                events = self._events(request, answer, news, first, wanted, leave)
+                first = await _unless_gone(request, news)
+                if first is None:
+                    return Response(status_code=499)
+                events = self._events(request, answer, news, first, wanted, leave, begun)
                 leave = contextlib.ExitStack()
                 headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
                 return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-            return await self._whole(request, answer, news, wanted)
+            return await self._whole(request, answer, news, wanted, begun)
         except UsageError as error:
             raise openai.engine_refused(error, answer.prompt_field) from error
         except EngineDiedError as error:
@@ -120,8 +123,10 @@ class Exchange:
             message = f"{self.client.open} requests are open, the limit is {self.limits.max_queue}"
             raise ApiError(429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
 
-    async def _whole(self, request: Request, answer: Answer, news: AsyncIterator[News], wanted: Wanted) -> Response:
-        gaps, begun = Gaps(), time.time()
+    async def _whole(
+        self, request: Request, answer: Answer, news: AsyncIterator[News], wanted: Wanted, begun: float
+    ) -> Response:
+        gaps = Gaps()
 
         async def collect() -> list[RequestTimings]:
             ended = []
@@ -160,9 +165,9 @@ class Exchange:
         first: News,
         wanted: Wanted,
         leave: contextlib.ExitStack,
+        begun: float,
     ) -> AsyncIterator[bytes]:
         ended: list[RequestTimings] = []
-        begun = time.time()
         gaps, flush = Gaps(), Flush(self.limits.fixed_flush)
         try:
             for opening in answer.opening():
@@ -188,9 +193,9 @@ class Exchange:
             self.metrics.fail(503)
             yield answer.failure(ApiError(503, str(error), "server_error"))
         finally:
-            await news.aclose()  # type: ignore[attr-defined]
+            leave.close()  # first: what is awaited below may be cancelled
             self.metrics.gaps(gaps)
-            leave.close()
+            await news.aclose()  # type: ignore[attr-defined]
 
 
 async def _merged(streams: list[AsyncIterator[News]], n: int) -> AsyncIterator[News]:
@@ -233,6 +238,26 @@ async def _overheard(news: AsyncIterator[News], recording: Recording) -> AsyncIt
         async for item in source:
             recording.hear(item[0])
             yield item
+
+
+async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | None:
+    """The first news, or None if the client has gone away before.
+
+    What is refused is refused here, with a status, not inside a stream.
+    """
+    waiting: asyncio.Future[News] = asyncio.ensure_future(anext(news))  # type: ignore[arg-type]
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+    finally:
+        leaving.cancel()
+        if not waiting.done():
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await news.aclose()  # type: ignore[attr-defined]
+    return None
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,7 +1,8 @@
 """API keys: known by their SHA-256 only, compared in constant time, each with limits of its own.
 
 The file is JSON: {"name": {"sha256": "…", "max_concurrent": 8, "requests_per_minute": 60, "record": true}}; all but
-the hash may be left out. `record` says whether the key's requests are recorded where --record is given;
+the hash may be left out. "min_priority" is the most urgent that its requests may be (default 0; lower goes first).
+`record` says whether the key's requests are recorded where --record is given;
 "admin": true lets it deploy drafters.
 """
 
@@ -18,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.errors import UsageError
-from slipstream.serving.errors import ApiError
+from slipstream.serving.errors import ApiError, bad_request
 
 MAX_KEY = 512
+MOST_PRIORITY = 100
+"""The least urgent that a request can be, and as far below zero where no keys are needed."""
 
 
 @dataclass
@@ -32,9 +35,16 @@ class Key:
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
     record: bool | None = None
+    min_priority: int = 0
     admin: bool = False
     running: int = 0
     recent: deque[float] = field(default_factory=deque)
+
+    def check_priority(self, priority: int) -> None:
+        """Raise ApiError 400 for a request that wants to go before those that it may not go before."""
+        if not self.min_priority <= priority <= MOST_PRIORITY:
+            allowed = f"from {self.min_priority} to {MOST_PRIORITY}"
+            raise bad_request(f"priority must be {allowed} here, not {priority}", "priority")
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -70,7 +80,7 @@ class Keys:
 
     def __init__(self, keys: list[Key]):
         self._keys = keys
-        self._anonymous = Key("", b"")
+        self._anonymous = Key("", b"", min_priority=-MOST_PRIORITY)
 
     @property
     def required(self) -> bool:
@@ -115,10 +125,13 @@ def _usable(key: str) -> bool:
     return True
 
 
+_OPTIONS = ("max_concurrent", "requests_per_minute", "min_priority", "record", "admin")
+
+
 def _entry(name: str, entry: dict[str, object]) -> Key:
     digest = bytes.fromhex(str(entry["sha256"]))
-    if len(digest) != 32 or not set(entry) <= {"sha256", "max_concurrent", "requests_per_minute", "record", "admin"}:
-        raise ValueError(f"{name}: takes sha256 (64 hex digits), max_concurrent, requests_per_minute, record, admin")
+    if len(digest) != 32 or not set(entry) <= {"sha256", *_OPTIONS}:
+        raise ValueError(f"{name}: takes sha256 (64 hex digits), {', '.join(_OPTIONS)}")
     record, admin = entry.get("record"), entry.get("admin", False)
     if not (record is None or isinstance(record, bool)) or not isinstance(admin, bool):
         raise ValueError(f"{name}: record and admin must be true or false")
@@ -129,4 +142,7 @@ def _entry(name: str, entry: dict[str, object]) -> Key:
             return value
         raise ValueError(f"{name}: {what} must be a positive number")
 
-    return Key(name, digest, limit("max_concurrent"), limit("requests_per_minute"), record, admin)
+    first = entry.get("min_priority", 0)
+    if not isinstance(first, int) or isinstance(first, bool) or not -MOST_PRIORITY <= first <= MOST_PRIORITY:
+        raise ValueError(f"{name}: min_priority must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}")
+    return Key(name, digest, limit("max_concurrent"), limit("requests_per_minute"), record, first, admin)

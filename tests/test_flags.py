@@ -1,0 +1,46 @@
+"""The page of flags is what the program has; flags and variables stay few, and every variable is said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.flags import commands, flags, page, read_by, variables
+
+DOCS = Path(__file__).parents[1] / "docs"
+MOST_FLAGS, MOST_VARIABLES = 40, 10
+
+
+def test_the_page_is_current() -> None:
+    assert (DOCS / "flags.md").read_text() == page(), "run python -m tests.flags > docs/flags.md"
+
+
+def test_serve_has_few_flags() -> None:
+    assert 20 < len(flags(dict(commands())["serve"])) <= MOST_FLAGS
+
+
+def test_few_variables_are_ours() -> None:
+    ours = {name for name in variables() if name.startswith("SLIPSTREAM_")}
+    assert "SLIPSTREAM_HOME" in ours
+    assert "SLIPSTREAM_ISA" in ours, "the core's"
+    assert len(ours) <= MOST_VARIABLES
+
+
+def test_every_variable_is_said() -> None:
+    said = set(re.findall(r"`(\w+)`", (DOCS / "install.md").read_text()))
+    assert variables() <= said
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['os.environ["A_B"]', 'os.environ.get("A_B", "1")', 'os.getenv("A_B")', '"A_B" in os.environ',
+     'typer.Option(envvar="A_B")', 'NAMES = ("A_B",)\nany(os.environ.get(name) for name in NAMES)']
+)  # fmt: skip
+def test_a_variable_is_found_however_it_is_read(source: str) -> None:
+    assert read_by(source) == {"A_B"}
+
+
+def test_what_is_no_variable() -> None:
+    assert read_by('SECRET = "A_B"\nos.sysconf("SC_PAGE_SIZE")\nos.environ.items()\n{}.get("C_D")') == set()
