@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sys
 import tempfile
 import time
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 
 PING_EVERY, SILENCE = 1.0, 5.0
 """Seconds between questions after the engine's health, and after which its silence counts as illness."""
+STUCK, HUNG = 30.0, 120.0
+"""Seconds without a step, though requests run, after which the engine counts as ill; and of silence after which its
+process is ended, and started again: whoever waits for it would wait for ever.
+"""
 _AGAIN = -1
 """The number of what nobody waits for."""
 PROVING = 10.0
@@ -93,7 +98,7 @@ class EngineClient:
         self._deployed: Deploy | None = None  # what an engine that is started again is told anew
         self._given_again = -math.inf
         self._next = 0
-        self._heard = 0.0
+        self._heard = self._got_on = 0.0
         self._failure: Failed | None = None
         self._ready = asyncio.Event()
         self._closing = False
@@ -101,8 +106,9 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine is loaded and was heard of lately."""
-        return self._ready.is_set() and time.monotonic() - self._heard < SILENCE
+        """Whether the engine is loaded, was heard of lately, and gets on with what it has to do, if it has."""
+        now = time.monotonic()
+        return self._ready.is_set() and now - self._heard < SILENCE and now - self._got_on < STUCK
 
     @property
     def ready(self) -> bool:
@@ -237,8 +243,10 @@ class EngineClient:
         socket.bind(f"ipc://{path}")
         self._socket = socket
         asyncio.get_running_loop().add_reader(_descriptor(socket), self._read)
-        arguments = ("-m", "slipstream.engine.worker", str(path), json.dumps(asdict(self.options)))
-        self._process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
+        arguments = (str(path), json.dumps(asdict(self.options)), str(os.getpid()))
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "slipstream.engine.worker", *arguments
+        )  # fmt: skip
 
     async def _watch(self) -> None:
         """Read what the engine says; when it dies, tell everybody who waits, and start it again."""
@@ -300,6 +308,8 @@ class EngineClient:
             case Pong(stats):
                 if stats.disappointment and not self.stats.disappointment:
                     log.warning("%s", stats.disappointment)
+                if stats.steps != self.stats.steps or not stats.running:
+                    self._got_on = time.monotonic()
                 self.stats = stats
                 self._rolled_out(stats.rollout)
             case Explained(number, waterfall):
@@ -314,6 +324,7 @@ class EngineClient:
                     deployment.set_result(message)
             case Ready(info):
                 self.info = info
+                self._got_on = time.monotonic()
                 self._ready.set()
                 if self._deployed is not None:
                     self._given_again = time.monotonic()
@@ -335,6 +346,10 @@ class EngineClient:
             if self._ready.is_set():
                 with contextlib.suppress(SlipstreamError):
                     self._send(Ping())
+                if time.monotonic() - self._heard > HUNG and self._process is not None:
+                    log.error("the engine has said nothing for %g s; it is ended", HUNG)
+                    with contextlib.suppress(ProcessLookupError):
+                        self._process.kill()
             await asyncio.sleep(PING_EVERY)
 
 

@@ -1,9 +1,10 @@
-"""The engine's process: `python -m slipstream.engine.worker SOCKET OPTIONS`. It waits without spinning when idle."""
+"""The engine's process, `python -m slipstream.engine.worker SOCKET OPTIONS PARENT`. It does not spin when it is idle."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 import time
@@ -329,6 +330,8 @@ def _shelf(store: str, model: Model) -> Shelf:
 def main() -> None:
     """Load, answer, end."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[3]):
+        return  # it has died already
     for number in (signal.SIGINT, signal.SIGTERM):  # both may reach the whole group; the server lets requests end first
         signal.signal(number, signal.SIG_IGN)
     options = WorkerOptions(**json.loads(sys.argv[2]))

@@ -1,0 +1,66 @@
+"""The engine's process as its client sees it: one that hangs is ended and started again, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from slipstream.engine import Terms
+from slipstream.engine import client as client_module
+from slipstream.engine.client import EngineClient, EngineDiedError
+from slipstream.engine.messages import Pong, Stats
+from slipstream.engine.worker import WorkerOptions
+from slipstream.program.sampling import SamplingParams
+
+
+def test_a_hanging_engine_is_started_again(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "HUNG", 1.5)
+    monkeypatch.setattr(client_module, "PING_EVERY", 0.2)
+
+    async def said(client: EngineClient) -> int:
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        return sum([len(chunks) async for chunks, _ in client.generate([1, 2, 3], params, Terms())])
+
+    async def run() -> None:
+        client = EngineClient(WorkerOptions(str(tiny_gguf), threads=1, cache_bytes=10**7))
+        await client.start()
+        try:
+            assert await said(client) == 5
+            assert client.healthy
+            assert client._process is not None
+            os.kill(client._process.pid, signal.SIGSTOP)
+            with pytest.raises(EngineDiedError):
+                await asyncio.wait_for(said(client), 60)
+            await asyncio.wait_for(client._ready.wait(), 60)
+            assert client.restarts == 1
+            assert await said(client) == 5
+        finally:
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_get_on_is_ill(tiny_gguf: Path) -> None:
+    """It answers, and has work, but nothing comes of it."""
+
+    async def run() -> None:
+        client = EngineClient(WorkerOptions(str(tiny_gguf)))
+        client._ready.set()
+        client._hear(Pong(Stats(running=1, steps=7)))
+        assert client.healthy
+        client._got_on -= 31.0
+        client._hear(Pong(Stats(running=1, steps=7)))
+        assert not client.healthy
+        client._hear(Pong(Stats(running=1, steps=8)))
+        assert client.healthy
+        client._got_on -= 31.0
+        client._hear(Pong(Stats(running=0, steps=8)))
+        assert client.healthy, "it has nothing to do"
+        client._ready.clear()
+        await client.close()
+
+    asyncio.run(run())
