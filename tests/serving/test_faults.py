@@ -265,13 +265,24 @@ def test_idle_means_idle(server: Server) -> None:
 @pytest.mark.parametrize(
     "options",
     [("--host", "0.0.0.0"), ("--api-key", "short"), ("--max-queue", "0"), ("--kv-cache-gb", "0.0000001"),
-     ("--api-keys-file", "/nonexistent"), ("--host", "203.0.113.1", "--insecure"), ("--max-model-len", "100000")]
+     ("--api-keys-file", "/nonexistent"), ("--host", "203.0.113.1", "--insecure"), ("--max-model-len", "100000"),
+     ("--max-num-seqs", "0"), ("--tpot-target", "nan"), ("--ttft-target", "-1"), ("--drain-timeout", "inf"),
+     ("--port", "70000")]
 )  # fmt: skip
 def test_wrong_use(tiny_gguf: Path, options: tuple[str, ...]) -> None:
     out = subprocess.run(
         [*COMMAND, str(tiny_gguf), "--port", "0", *options], capture_output=True, text=True, timeout=60
     )
     assert out.returncode == 2, out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_an_unknown_instruction_set(tiny_gguf: Path) -> None:
+    command = [sys.executable, "-m", "slipstream", "generate", str(tiny_gguf), "-p", "x"]
+    environment = {**os.environ, "SLIPSTREAM_ISA": "abacus"}
+    out = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert out.returncode == 2, out.stderr
+    assert "SLIPSTREAM_ISA" in out.stderr
     assert "Traceback" not in out.stderr
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from slipstream.serving.opening import Opening
 
 BACKLOG = 2048
+MOST = 1e6
+"""Of whatever is counted or lasts: more is a slip of the hand."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -112,12 +114,14 @@ def serve(
     if host not in LOOPBACK and not keys.required and not insecure:
         raise UsageError(f"--host {host} lets others in: give --api-key or --api-keys-file, or say --insecure")
     for name, value in (
-        ("--max-queue", max_queue),
-        ("--request-timeout", request_timeout),
-        ("--max-body-mb", max_body_mb),
-    ):
-        if not value > 0:
-            raise UsageError(f"{name} must be positive")
+        ("--max-queue", max_queue), ("--request-timeout", request_timeout), ("--max-body-mb", max_body_mb),
+        ("--max-num-seqs", max_num_seqs), ("--drain-timeout", drain_timeout), ("--tpot-target", tpot_target),
+        ("--ttft-target", ttft_target),
+    ):  # fmt: skip
+        if value is not None and not 0 < value < MOST:
+            raise UsageError(f"{name} must be positive, and less than {MOST:g}")
+    if not 0 <= port < 1 << 16:
+        raise UsageError("--port is from 0 to 65535")
     for name, given, known in (
         ("--tool-call-parser", tool_call_parser, [*TOOLS]),
         ("--reasoning-parser", reasoning_parser, [*REASONING, "none"]),

@@ -1,4 +1,4 @@
-"""The engine's process, `python -m slipstream.engine.worker SOCKET OPTIONS PARENT`. It does not spin when it is idle."""
+"""The engine's process: `python -m slipstream.engine.worker SOCKET OPTIONS PARENT`. It does not spin when idle."""
 
 from __future__ import annotations
 

@@ -42,6 +42,14 @@ def default_threads() -> int:
     return int(named)
 
 
+def instruction_set() -> str:
+    """The instruction set in use. Raises UsageError if SLIPSTREAM_ISA names one that there is not."""
+    try:
+        return _native.isa()
+    except RuntimeError as error:
+        raise UsageError(f"SLIPSTREAM_ISA: {error}") from error
+
+
 _SECONDS = len(OP_CLASSES) + 3
 _NO_COPIES = np.empty((0, 2), np.int32)
 _NOTHING_DRAWN = Drawn(np.empty((0, 1), np.int32), np.empty((0, 1), np.float32))
@@ -92,7 +100,7 @@ class NativeExecutable:
     @property
     def isa(self) -> str:
         """The instruction set in use."""
-        return _native.isa()
+        return instruction_set()
 
     @property
     def numerics(self) -> str:
@@ -259,6 +267,7 @@ class NativeBackend:
         are quantised anew. With `share` the threads are those of another executable, which never runs at the same time.
         `matrices` are packed already, by the program's names.
         """
+        instruction_set()
         self.threads = threads or default_threads()
         self.max_rows, self.quantization = max_rows, quantization
         self.files, self.progress = files, progress
