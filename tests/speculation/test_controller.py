@@ -195,6 +195,32 @@ def test_a_drafter_that_breaks_its_promise_is_named() -> None:
         assert (said is not None and "3.50" in said) == (chance < 0.5)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "accepted", "named"), [(12, 0, True), (7, 0, False), (12, 2, False), (400, 1, True)]
+)
+def test_a_drafter_that_is_no_good_is_named_soon(rounds: int, accepted: int, named: bool) -> None:
+    """It is seldom asked, so that a few verifications must do; but luck alone must not."""
+    controller, answer = Controller([Luck()], Card(tau=3.5)), answer_of()
+    controller.offers([answer], COST)
+    draft = controller.draft(Plan([SpanPlan(answer, 1, 4)], [], [], [], []))[id(answer)]
+    for _ in range(rounds):
+        controller.landed(answer, draft, range(accepted), ended=False)
+    assert (controller.disappointed() is not None) == named
+
+
+def test_the_pace_of_every_drafter_and_tag() -> None:
+    controller = Controller([])
+    controller.paced([("a", "x")], 1.0, 2.0, 1.8)
+    controller.paced([("a", "x"), ("b", "y")], 2.0, 3.0, 1.4)
+    assert controller.pace.measured_speedup == pytest.approx(5 / 3)
+    assert controller.paces["a", "x"].measured_speedup == pytest.approx(3.5 / 2)
+    assert controller.paces["b", "y"].measured_speedup == pytest.approx(1.5)
+    assert controller.paces["b", "y"].predicted_speedup == pytest.approx(1.4)
+    for number in range(1000):
+        controller.paced([("a", str(number))], 1.0, 1.0, 1.0)
+    assert len(controller.paces) <= 256
+
+
 def test_dearness_follows_what_verifying_costs() -> None:
     controller = Controller([])
     for _ in range(100):

@@ -92,6 +92,7 @@ class Conversation:
         self.engine = drafted.engine()
         self.start: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self.start)
+        self.warned = False
 
     def command(self, line: str) -> bool:
         """Obey a /command; False ends the program."""
@@ -132,3 +133,7 @@ class Conversation:
             print(json.dumps(report, ensure_ascii=False), flush=True)
         else:
             print(f"\n\033[2m{summary(timings, self.ceiling)}\033[0m" if sys.stdout.isatty() else "")
+        controller = self.engine.controller
+        if not self.warned and controller is not None and (problem := controller.disappointed()):
+            self.warned = True
+            print(f"warning: {problem}", file=sys.stderr)

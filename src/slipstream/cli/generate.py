@@ -125,6 +125,8 @@ def generate(
     print(f"\n{summary(timings, ceiling)}", file=sys.stderr)
     if timings.drafts.rounds:
         print(drafts_line(timings, engine.controller), file=sys.stderr)
+    if engine.controller is not None and (problem := engine.controller.disappointed()):
+        print(f"warning: {problem}", file=sys.stderr)
     if foresight is not None:
         compared = _compared(foresight, timings, engine, number)
         print(

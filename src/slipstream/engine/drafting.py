@@ -93,12 +93,17 @@ class Drafting:
         begun = time.perf_counter()
         drafts = self.controller.draft(plan)
         if any(not self._exist(draft) for draft in drafts.values()):
-            log.warning("a drafter proposed tokens that the model does not have; they are left out")
+            log.warning("a drafter proposed tokens that the model does not have, or no distribution; they are left out")
             drafts = {key: draft for key, draft in drafts.items() if self._exist(draft)}
         return drafts, time.perf_counter() - begun
 
     def _exist(self, draft: Draft) -> bool:
-        return min(draft.tokens) >= 0 and max(draft.tokens) < self._vocabulary
+        proposals = draft.proposals if self.wants_logits else None  # nobody else looks at them
+        return (
+            min(draft.tokens) >= 0
+            and max(draft.tokens) < self._vocabulary
+            and all(proposal.possible(self._vocabulary) for proposal in proposals or ())
+        )
 
     def scratch(self, drafts: int) -> int:
         """Slots beyond those of the drafts that making them may take."""
@@ -150,7 +155,9 @@ class Drafting:
             forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
             plain = forecast.plain * sum(flight.tokens) / decodes
             spent = time.perf_counter() - flight.begun
-            self.controller.pace.add(spent, plain, forecast.speedup)
+            tags = {id(sequence): sequence.tag for sequence in flight.drawing}
+            drafted = [(draft.drafter, tags[key]) for key, draft in flight.drafts.items() if key in tags]
+            self.controller.paced(drafted, spent, plain, forecast.speedup)
             if len(flight.rows) == decodes + sum(map(len, flight.drafts.values())):  # no prompts among them
                 self.controller.verified(spent - forecast.drafting - forecast.plain, forecast.extra)
 

@@ -97,6 +97,8 @@ class DraftStats:
     accepted: int
     tries: list[int]
     hits: list[int]
+    speedup_predicted: float = 1.0
+    speedup_measured: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class RequestTimings:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     tau: float = 1.0
+    tau_without_bonus: float = 0.0
     acceptance_by_position: list[float] = field(default_factory=list)
 
 

@@ -53,6 +53,7 @@ from slipstream.kernels.native import NativeExecutable
 from slipstream.kvcache import Shelf
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits
+from slipstream.speculation import Pace
 from slipstream.speculation.card import fingerprint_of
 from slipstream.speculation.settings import Drawing
 from slipstream.weights.open import open_checkpoint
@@ -230,6 +231,7 @@ class Worker:
             t.drafts.drafted,
             t.drafts.accepted,
             t.drafts.tau,
+            t.drafts.tau - 1.0,
             t.drafts.conditional(),
         )
 
@@ -272,10 +274,15 @@ class Worker:
         controller = self.engine.controller
         if controller is None:
             return [], 1.0, 1.0, None
-        stats = [
-            DraftStats(name, tag, counts.rounds, counts.drafted, counts.accepted, counts.tries, counts.hits)
-            for (name, tag), counts in controller.counts().items()
-        ]
+        stats = []
+        for key, counts in controller.counts().items():
+            own = controller.paces.get(key, Pace())
+            stats.append(
+                DraftStats(
+                    *key, counts.rounds, counts.drafted, counts.accepted, counts.tries, counts.hits,
+                    own.predicted_speedup, own.measured_speedup,
+                )
+            )  # fmt: skip
         pace = controller.pace
         return stats, pace.predicted_speedup, pace.measured_speedup, controller.disappointed()
 

@@ -12,10 +12,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from slipstream.engine.messages import EngineInfo, Stats
+from slipstream.engine.messages import DraftStats, EngineInfo, Stats
 from slipstream.program import BLOCK_SLOTS
 
 LABEL = "model_name"
+
+
+def _tau(entry: DraftStats) -> float:
+    return 1.0 + entry.accepted / max(entry.rounds, 1)
 
 
 class EngineCollector(Collector):
@@ -37,9 +41,13 @@ class EngineCollector(Collector):
         yield self._counter("vllm:num_preemptions", "Times that a sequence lost its blocks.", stats.preemptions)
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", stats.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Tokens found there.", stats.prefix_hits)
-        yield self._counter("slipstream_prefix_store_hits", "Those of them read from disk.", stats.shelf_hits)
+        yield self._counter(
+            "slipstream_prefix_store_hits",
+            "Tokens found in the prefix cache that were read from disk.",
+            stats.shelf_hits,
+        )
         yield self._iterations(stats)
-        yield self._counter("slipstream_saved", "Of those, the ones that were moved out of the cache.", stats.saved)
+        yield self._counter("slipstream_saved", "Preemptions whose blocks were moved out of the cache.", stats.saved)
         yield self._counter("slipstream_steps", "Steps.", stats.steps)
         yield self._gauge("slipstream_engine_restarts", "Times the engine's process was started again.", restarts)
         yield self._by("slipstream_rows", "Rows computed.", "kind", stats.rows)
@@ -61,30 +69,42 @@ class EngineCollector(Collector):
         )
         hits = [sum(column) for column in zip(*(d.hits for d in drafts), strict=True)]
         tries = [sum(column) for column in zip(*(d.tries for d in drafts), strict=True)]
+        whose = [LABEL, "drafter", "tag"]
         yield self._by(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Of them, by position in the draft.", "position",
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafted tokens accepted, by position.", "position",
             {str(position): hit for position, hit in enumerate(hits) if tries[position]},
         )  # fmt: skip
-        yield self._by(
-            "slipstream_draft_tries", "Positions whose predecessors were all accepted.", "position",
-            {str(position): tried for position, tried in enumerate(tries) if tried},
-        )  # fmt: skip
+        for name, text, field in (
+            ("slipstream_draft_tries", "Drafts at a position whose predecessors were all accepted.", "tries"),
+            ("slipstream_draft_hits", "Drafts at a position that were accepted themselves.", "hits"),
+        ):
+            family = CounterMetricFamily(name, text, labels=[*whose, "position"])
+            for entry in drafts:
+                for position, (tried, value) in enumerate(zip(entry.tries, getattr(entry, field), strict=True)):
+                    if tried:
+                        family.add_metric([self._model, entry.drafter, entry.tag, str(position)], value)
+            yield family
         for name, text, field in (
             ("slipstream_draft_rounds", "Verifications with a draft.", "rounds"),
             ("slipstream_drafted_tokens", "Tokens drafted.", "drafted"),
             ("slipstream_accepted_tokens", "Drafted tokens accepted.", "accepted"),
         ):
-            family = CounterMetricFamily(name, text, labels=[LABEL, "drafter", "tag"])
+            family = CounterMetricFamily(name, text, labels=whose)
             for entry in drafts:
                 family.add_metric([self._model, entry.drafter, entry.tag], getattr(entry, field))
             yield family
-        tau = GaugeMetricFamily(
-            "slipstream_tau", "Tokens of a verification with a draft, the bonus token included.",
-            labels=[LABEL, "drafter", "tag"],
-        )  # fmt: skip
-        for entry in drafts:
-            tau.add_metric([self._model, entry.drafter, entry.tag], 1 + entry.accepted / max(entry.rounds, 1))
-        yield tau
+        for name, text, value in (
+            ("slipstream_tau", "Tokens of a verification with a draft, the bonus token included.", _tau),
+            ("slipstream_tau_without_bonus", "Drafted tokens that a verification accepted.", lambda d: _tau(d) - 1.0),
+            ("slipstream_draft_speedup_predicted", "S that steps with its drafts were expected to have.",
+             lambda d: d.speedup_predicted),
+            ("slipstream_draft_speedup_measured", "S that they had, by what plain steps cost.",
+             lambda d: d.speedup_measured),
+        ):  # fmt: skip
+            gauge = GaugeMetricFamily(name, text, labels=whose)
+            for entry in drafts:
+                gauge.add_metric([self._model, entry.drafter, entry.tag], value(entry))
+            yield gauge
         yield self._gauge(
             "slipstream_speedup_predicted", "S that steps with drafts were expected to have.", stats.speedup_predicted
         )

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -245,10 +246,14 @@ async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | No
 
     What is refused is refused here, with a status, not inside a stream.
     """
-    waiting: asyncio.Future[News] = asyncio.ensure_future(anext(news))  # type: ignore[arg-type]
-    leaving = asyncio.create_task(_disconnected(request))
+
+    async def first() -> News:
+        return await anext(news)
+
+    waiting, leaving = asyncio.create_task(first()), asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+        both: list[asyncio.Task[Any]] = [waiting, leaving]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             return waiting.result()
     finally:

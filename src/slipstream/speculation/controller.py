@@ -7,6 +7,7 @@ answer's drafts would bring. How many are verified is the planner's choice, by t
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,8 +39,10 @@ SAMPLED = 0.8
 """How likely drafts from text are to be accepted where an answer is sampled, beside one that is not, before anything
 was seen.
 """
-ENOUGH_ROUNDS, FAR_UNDER = 200, 0.6
-"""Verifications after which a drafter is compared with its card, and the share of its promise that is too little."""
+ENOUGH_ROUNDS, FAR_UNDER, SURE = 8, 0.6, 3.0
+"""Verifications after which a drafter is compared with its card, the share of its promise that is too little, and the
+standard deviations by which it has to be: one that is no good is seldom asked, and people should hear of it.
+"""
 POSITION_PRIOR = 0.6
 """Chance of a neural draft at each position before anything was seen."""
 
@@ -79,7 +82,7 @@ class Controller:
         """`card` is what the neural drafter promises."""
         self.drafters, self.card = list(drafters), card or Card()
         self._neural = next((drafter for drafter in self.drafters if drafter.neural), None)
-        self.pace = Pace()
+        self.pace, self.paces = Pace(), OrderedDict[tuple[str, str], Pace]()
         self.root = ""
         """Answers under one root of the prefix cache have the state of one drafter in their blocks."""
         self.dearness = 1.0
@@ -221,6 +224,14 @@ class Controller:
                 known.positions.observe(index, float(index < accepted))
         return tried
 
+    def paced(self, drafted: Sequence[tuple[str, str]], spent: float, plain: float, predicted: float) -> None:
+        """A step with drafts, by drafter and tag, has `spent` so long for what would take `plain` without."""
+        self.pace.add(spent, plain, predicted)
+        for key in drafted:
+            if key not in self.paces and len(self.paces) >= MOST_TAGS:
+                self.paces.popitem(last=False)
+            self.paces.setdefault(key, Pace()).add(spent / len(drafted), plain / len(drafted), predicted)
+
     def known(self, answers: Sequence[Answer]) -> None:
         """Tokens of answers have become known."""
 
@@ -262,8 +273,11 @@ class Controller:
         for (name, _), counts in self.counts().items():
             if name == self.neural.name:
                 total.merge(counts)
-        promised = 1.0 + (self.card.tau - 1.0) * FAR_UNDER
-        if total.rounds < ENOUGH_ROUNDS or total.tau >= promised:
+        if total.rounds < ENOUGH_ROUNDS:
+            return None
+        accepted = total.accepted / total.rounds
+        doubt = SURE * math.sqrt((accepted + accepted * accepted + 1.0 / total.rounds) / total.rounds)
+        if accepted + doubt >= (self.card.tau - 1.0) * FAR_UNDER:
             return None
         return (
             f"the drafter's card promises {self.card.tau:.2f} tokens a verification, {total.rounds} verifications "
