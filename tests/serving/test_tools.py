@@ -11,9 +11,12 @@ import pytest
 from slipstream.engine.output import Chunk
 from slipstream.serving.answers import ChatAnswer
 from slipstream.serving.errors import ApiError
+from slipstream.serving.messages import MessagesAnswer
+from slipstream.serving.responses import ResponsesAnswer
 from slipstream.serving.tools import Reading, Tool, Toolbox, toolbox_of
-from slipstream.text.parsers import TOOLS
+from slipstream.text.parsers import REASONING, TOOLS
 from tests.serving.conftest import KEY, Server
+from tests.serving.test_thoughts import streamed_message
 
 WEATHER = {
     "type": "function",
@@ -114,50 +117,98 @@ def test_what_is_refused_names_its_field(real_server: Server, body: Any, field: 
     assert answer.json()["error"]["param"] == field
 
 
-def said(text: str, pieces: list[str], *, parallel: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A whole message, and the deltas of the same text in pieces."""
-    box = Toolbox(TOOLS["hermes"], (Tool("weather", "", {}),), parallel=parallel)
+ARGUMENTS = ('{"city": "Pa\\"ris"}', '{"city": "[R}o<me"}')
+FIRST, SECOND = (f'{{"name": "weather", "arguments": {arguments}}}' for arguments in ARGUMENTS)
+WRITTEN = {
+    "hermes": f"I look.\n<tool_call>\n{FIRST}\n</tool_call>\n<tool_call>\n{SECOND}\n</tool_call>",
+    "llama3": f"{FIRST}; {SECOND}", "mistral": f"I look. [TOOL_CALLS][{FIRST}, {SECOND}]",
+    "json": f"[{FIRST}, {SECOND}]",
+}  # fmt: skip
+Seen = tuple[str, str, list[str], str]
+"""Thought, text, calls' arguments, why it ended."""
+
+
+def by_chat(answer: ChatAnswer, frames: list[bytes]) -> tuple[Seen, Seen]:
+    choice = answer.report([])["choices"][0]
+    message, reasons = choice["message"], []
+    joined, calls = {"content": "", "reasoning_content": ""}, dict[int, str]()
+    for frame in frames[1:-1]:
+        (piece,) = json.loads(frame.removeprefix(b"data: "))["choices"]
+        for name in joined:
+            joined[name] += piece["delta"].get(name, "")
+        for call in piece["delta"].get("tool_calls", ()):
+            calls[call["index"]] = calls.get(call["index"], "") + call["function"]["arguments"]
+        reasons.append(piece["finish_reason"])
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    whole = [call["function"]["arguments"] for call in message["tool_calls"]]
+    return (
+        (message["reasoning_content"], message["content"] or "", whole, choice["finish_reason"]),
+        (joined["reasoning_content"], joined["content"], list(calls.values()), reasons[-1]),
+    )
+
+
+def by_responses(answer: ResponsesAnswer, frames: list[bytes]) -> tuple[Seen, Seen]:
+    events = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
+
+    def seen(response: dict[str, Any]) -> Seen:
+        texts = {"reasoning": "", "message": ""}
+        for item in response["output"]:
+            if item["type"] in texts:
+                texts[item["type"]] += "".join(part["text"] for part in item["content"])
+        calls = [item["arguments"] for item in response["output"] if item["type"] == "function_call"]
+        return texts["reasoning"], texts["message"], calls, "tool_calls" if calls else "stop"
+
+    grown: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            grown[event["output_index"]] = grown.get(event["output_index"], "") + event["delta"]
+    last = seen(events[-1]["response"])
+    assert list(grown.values()) == [text for text in (last[0], last[1], *last[2]) if text]
+    return seen(answer.report([])), last
+
+
+def by_messages(answer: MessagesAnswer, frames: list[bytes]) -> tuple[Seen, Seen]:
+    def seen(message: dict[str, Any]) -> Seen:
+        blocks = message["content"]
+        thought = "".join(block["thinking"] for block in blocks if block["type"] == "thinking")
+        text = "".join(block["text"] for block in blocks if block["type"] == "text")
+        calls = [json.dumps(block["input"]) for block in blocks if block["type"] == "tool_use"]
+        return thought, text, calls, {"tool_use": "tool_calls"}[message["stop_reason"]]
+
+    return seen(answer.report([])), seen(streamed_message(b"".join(frames).decode()))
+
+
+ANSWERS: dict[type[Any], Any] = {ChatAnswer: by_chat, ResponsesAnswer: by_responses, MessagesAnswer: by_messages}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("name", sorted(TOOLS))
+@pytest.mark.parametrize("reasoning", sorted(REASONING))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_deltas_add_up_to_the_message(kind: type[Any], name: str, reasoning: str, parallel: bool) -> None:
+    """However the text falls into pieces, in every protocol and format."""
+    begin, end = REASONING[reasoning]
+    text = f"{begin}\nHm.\n{end}\n{WRITTEN[name]}"
+    box = Toolbox(TOOLS[name], (Tool("weather", "", {}),), parallel=parallel)
 
     class Plain:
         token_bytes: tuple[bytes, ...] = ()
 
-    def answer() -> ChatAnswer:
-        return ChatAnswer("x", "m", Plain(), 1, Reading(box, "think"))  # type: ignore[arg-type]
+    def answer() -> Any:
+        return kind("x", "m", Plain(), 1, Reading(box, reasoning))
 
-    whole, streamed = answer(), answer()
-    whole.add(Chunk(0, 0, text, (1, 2), finish_reason="stop"))
-    frames = []
-    for place, piece in enumerate(pieces):
-        last = place == len(pieces) - 1
-        frames += streamed.frames(Chunk(0, 0, piece, (1,), finish_reason="stop" if last else None))
-    deltas = [json.loads(frame.removeprefix(b"data: "))["choices"][0] for frame in frames]
-    return whole.report([])["choices"][0], deltas
-
-
-TEXT = (
-    '<think>\nHm.\n</think>\nI look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize("parallel", [True, False])
-def test_deltas_add_up_to_the_message(size: int, parallel: bool) -> None:
-    pieces = [TEXT[at : at + size] for at in range(0, len(TEXT), size)]
-    whole, deltas = said(TEXT, pieces, parallel=parallel)
-    message = whole["message"]
-    assert (message["content"], message["reasoning_content"]) == ("I look.", "Hm.")
-    assert len(message["tool_calls"]) == (2 if parallel else 1)
-    assert whole["finish_reason"] == deltas[-1]["finish_reason"] == "tool_calls"
-    joined = {"content": "", "reasoning_content": ""}
-    calls: dict[int, str] = {}
-    for delta in (choice["delta"] for choice in deltas):
-        for name in joined:
-            joined[name] += delta.get(name, "")
-        for call in delta.get("tool_calls", ()):
-            calls[call["index"]] = calls.get(call["index"], "") + call["function"]["arguments"]
-    assert joined == {"content": "I look.", "reasoning_content": "Hm."}
-    assert list(calls.values()) == [call["function"]["arguments"] for call in message["tool_calls"]]
+    said = "I look." if name in ("hermes", "mistral") else ""
+    expected = ("Hm.", said, list(ARGUMENTS if parallel else ARGUMENTS[:1]), "tool_calls")
+    for size in (1, 2, 3, 7, 1000):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        whole, streamed = answer(), answer()
+        whole.add(Chunk(0, 0, text, (1, 2), finish_reason="stop"))
+        frames = streamed.opening()
+        for place, piece in enumerate(pieces):
+            last = place == len(pieces) - 1
+            frames += streamed.frames(Chunk(0, 0, piece, (1,), finish_reason="stop" if last else None))
+        frames += streamed.closing([], usage=False, timed=False)
+        assert ANSWERS[kind](whole, frames) == (expected, expected), size
 
 
 def test_a_format_for_every_way_to_call() -> None:
@@ -168,3 +219,13 @@ def test_a_format_for_every_way_to_call() -> None:
         assert box.call_id("given") == "given"
     with pytest.raises(ApiError):
         toolbox_of([WEATHER], {"type": "tool"}, None, TOOLS["json"])
+
+
+def test_tools_are_bounded_together() -> None:
+    """Each may be large, all of them may not: whoever reads them has other things to do."""
+    schema = {"enum": [str(n) for n in range(3000)]}
+    tools = [{"type": "function", "function": {"name": f"t{n}", "parameters": schema}} for n in range(20)]
+    with pytest.raises(ApiError, match="at most 20000 values") as error:
+        toolbox_of(tools, "auto", None, TOOLS["json"])
+    assert (error.value.status, error.value.param) == (400, "tools")
+    assert toolbox_of(tools[:5], "auto", None, TOOLS["json"]) is not None

@@ -225,7 +225,7 @@ class Api:
             raise bad_request(f"logprobs must be from 0 to 20, not {body.logprobs}", "logprobs")
         if body.echo and body.logprobs is not None:
             raise bad_request("log-probabilities of the prompt are not computed: leave echo or logprobs out", "echo")
-        params = openai.sampling(body, body.logprobs, body.grammar())
+        params = openai.sampling(body, body.logprobs, await self.prompts.off_loop(body.grammar))
         prompts = openai.prompts(body)
         work = [(await self._completed(prompt, body.suffix), params) for prompt in prompts]
         answer = CompletionAnswer(f"cmpl-{uuid.uuid4().hex}", self.served_name, self.tokenizer, params.n * len(work))

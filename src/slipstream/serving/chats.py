@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from slipstream.serving import openai
 from slipstream.serving.errors import bad_request
 from slipstream.serving.prompts import Prompts
 from slipstream.serving.tools import Reading, Toolbox, toolbox_of
-from slipstream.text.parsers import TOOLS, reasoning_of, tool_format_of
+from slipstream.text.parsers import REASONING, TOOLS, reasoning_of, tool_format_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +39,26 @@ class Chats:
         """Raises ApiError for what cannot be."""
         messages, switches = openai.messages(body), openai.template_switches(body)
         box = toolbox_of(body.tools, body.tool_choice, body.parallel_tool_calls, self._format)
-        grammar = body.grammar()
+        grammar = await self.prompts.off_loop(body.grammar)
+        # What is held to a form from its first character on has no room for a thought.
+        reasoning = None if grammar or (box is not None and box.choice != "auto") else self._reasoning
+        special = self.prompts.tokenizer.special
+        shown = tuple(special[mark] for mark in REASONING.get(reasoning or "", ()) if mark in special)
         if box is not None:
-            called = box.grammar(self.prompts.tokenizer)
+            called = await self.prompts.off_loop(functools.partial(box.grammar, self.prompts.tokenizer, shown))
             if called and grammar:
                 raise bad_request("tool calls and response_format cannot both be kept to", "response_format")
             grammar = called or grammar
+            shown += box.shown(self.prompts.tokenizer)
             if self._knows_tools:
                 switches["tools"] = box.described()
             else:
                 messages = _taught(messages, box)
         tokens = await self.prompts.of_chat(messages, **switches)
-        opened = self._reasoning is not None and self.prompts.thinks(tokens, self._reasoning)
-        shown = box.shown(self.prompts.tokenizer) if box is not None else ()
+        opened = reasoning is not None and self.prompts.thinks(tokens, reasoning)
         if body.max_tokens is None:
             body.max_tokens = body.max_completion_tokens
         params = openai.sampling(body, openai.chat_logprobs(body), grammar, shown)
-        reasoning = self._reasoning if opened or not grammar else None
         return Chat(tokens, params, Reading(box, reasoning, opened))
 
 

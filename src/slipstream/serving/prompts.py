@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+import msgspec
 
 from slipstream.engine.client import EngineClient
 from slipstream.serving.errors import ApiError, bad_request
@@ -19,8 +22,8 @@ TAIL = 16
 """Tokens at a prompt's end in which it may open a thought."""
 FILL_IN = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<|fim\u2581begin|>", "<|fim\u2581hole|>", "<|fim\u2581end|>"), ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
-    ("<PRE>", "<SUF>", "<MID>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"), ("<PRE>", "<SUF>", "<MID>"),
 )  # fmt: skip
 """Tokens before a beginning, before an ending, and before what is to be put between, of models that learned to."""
 
@@ -50,7 +53,9 @@ class Prompts:
         template = self.template
         for index, message in enumerate(messages):
             surrogate_free(message["content"], f"messages[{index}].content")
-        self.may_fit(sum(len(message["content"]) for message in messages), "messages")
+        beside = [variables.get("tools"), *(message["tool_calls"] for message in messages if "tool_calls" in message)]
+        size = sum(len(message["content"]) for message in messages) + sum(len(msgspec.json.encode(b)) for b in beside)
+        self.may_fit(size, "messages")
         try:
             tokens = await self.off_loop(lambda: self.tokenizer.encode_chat(template, messages, **variables))
         except TemplateError as error:
@@ -60,14 +65,17 @@ class Prompts:
 
     async def between(self, prefix: str, suffix: str) -> list[int]:
         """The tokens that ask for what is between two texts. Raises ApiError where the model never learned it."""
-        special = self.tokenizer.special
-        names = next((names for names in FILL_IN if all(name in special for name in names)), None)
+        look_up = self.tokenizer.inner.token_to_id  # in folders such tokens are often not called special
+        ids = await self.off_loop(lambda: {name: look_up(name) for name in itertools.chain(*FILL_IN)})
+        known = {name: token for name, token in ids.items() if token is not None}
+        names = next((names for names in FILL_IN if all(name in known for name in names)), None)
         if names is None:
             raise bad_request("this model has no tokens for filling in; leave suffix out", "suffix")
-        before, after, middle = (special[name] for name in names)
+        before, after, middle = (known[name] for name in names)
+        start = await self.of_text("", "prompt")  # what the model's prompts begin with
         first = await self.of_text(prefix, "prompt", add_bos=False)
         last = await self.of_text(suffix, "suffix", add_bos=False)
-        return [before, *first, after, *last, middle]
+        return [*start, before, *first, after, *last, middle]
 
     def thinks(self, tokens: Sequence[int], reasoning: str) -> bool:
         """Whether a prompt ends inside a thought."""

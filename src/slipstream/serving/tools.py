@@ -52,8 +52,11 @@ class Toolbox:
         """Of all tools."""
         return frozenset(tool.name for tool in self.tools)
 
-    def grammar(self, tokenizer: Tokenizer) -> str:
-        """What the model may say; empty: anything. Raises ApiError for parameters that are no schema we can keep to."""
+    def grammar(self, tokenizer: Tokenizer, thoughts: Sequence[int] = ()) -> str:
+        """What the model may say; empty: anything. `thoughts` are special tokens around thoughts, where there is room.
+
+        Raises ApiError for parameters that are no schema we can keep to.
+        """
         special = {name: tokenizer.special[name] for name in self.format.shown if name in tokenizer.special}
         wanted = [tool for tool in self.tools if self.choice in ("auto", "required", tool.name)]
         form = self.format
@@ -65,7 +68,7 @@ class Toolbox:
             if form.trigger and any(tool.strict for tool in wanted):
                 anything: Mapping[str, Any] = {"type": "object"}
                 parts = [form.part(tool.name, tool.parameters if tool.strict else anything) for tool in wanted]
-                return of_parts_in_text(parts, form.trigger, special)
+                return of_parts_in_text(parts, form.trigger, special, form.begin, form.between, form.end, thoughts)
         except UsageError as error:
             raise bad_request(f"tools: {error}", "tools") from error
         return ""
@@ -102,6 +105,10 @@ def toolbox_of(tools: Sequence[Any] | None, choice: Any, parallel: bool | None, 
     names = [tool.name for tool in found]
     if len(set(names)) < len(names):
         raise bad_request("two tools have the same name", "tools")
+    try:
+        bounded([tool.parameters for tool in found])
+    except UsageError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
     wanted = _choice(choice, names)
     if wanted == "none":
         return None

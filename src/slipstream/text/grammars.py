@@ -109,14 +109,24 @@ def of_parts(
     return of_lark("\n".join([start, *_rules(parts, special)]))
 
 
-def of_parts_in_text(parts: Sequence[Part], trigger: str, special: Mapping[str, int]) -> str:
-    """Any text, in which whatever begins with `trigger` is one of some parts, all of which do."""
+def of_parts_in_text(
+    parts: Sequence[Part], trigger: str, special: Mapping[str, int], begin: str = "", between: str = "", end: str = "",
+    free: Sequence[int] = (),
+) -> str:  # fmt: skip
+    """Any text, in which whatever begins with `trigger` is one of some parts, all of which do.
+
+    With a `begin`, which does instead of them, it is any number of them with something `between`, before `end`. The
+    text may have tokens that are `free`.
+    """
     rest = [Part(part.before.removeprefix(trigger), part.schema, part.after) for part in parts]
-    if trigger in special:
-        tag = [f"tag: TEXT <[{special[trigger]}]> any"]
-    else:
-        tag = [f"opened[lazy]: TEXT {_literal(trigger, {})}", "tag: opened any"]
-    return of_lark("\n".join(["start: tag* TEXT", *tag, "TEXT: /(.|\\n)*/", *_rules(rest, special)]))
+    calls = "any"
+    if begin:
+        before, after = _literal(begin.removeprefix(trigger), special), _literal(end, special)
+        calls = f"{before} any ({_literal(between, special)} any)* {after}"
+    opened = f"(opened | TEXT <[{special[trigger]}]>)" if trigger in special else "opened"  # letters can spell it, too
+    tags = [f"{opened} {calls}", *(f"TEXT <[{token}]>" for token in free)]
+    rules = ["start: tag* TEXT", f"opened[lazy]: TEXT {_literal(trigger, {})}", f"tag: {' | '.join(tags)}"]
+    return of_lark("\n".join([*rules, "TEXT: /(.|\\n)*/", *_rules(rest, special)]))
 
 
 def _rules(parts: Sequence[Part], special: Mapping[str, int]) -> list[str]:
@@ -262,5 +272,7 @@ def goes_back(matcher: LLMatcher) -> bool:
 
 def problem(message: str) -> str:
     """llguidance's word in one line, without the places in its own source."""
-    first = re.split(r"\n|<state>|\{\s*\"", message.strip())[0].strip()
-    return f"the grammar cannot be used: {first[:300]}"
+    first = re.split(r"\n|<state>|\{\s*\"", message.strip())[0].strip()[:300]
+    if first.endswith(":") and (cause := re.search(r"^error: (.{1,200})", message, re.MULTILINE)):
+        first += f" {cause[1]}"
+    return f"the grammar cannot be used: {first}"
