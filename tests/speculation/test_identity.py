@@ -27,6 +27,7 @@ from slipstream.speculation import (
     Verification,
 )
 from slipstream.speculation.rejection import RejectionVerification
+from slipstream.text.grammars import of_choice, of_regex
 from tests.engine.test_jitter import Said, collect
 from tests.speculation.scripted import FREE, Adversarial, Scripted
 
@@ -271,3 +272,21 @@ def test_log_probabilities_are_those_of_what_comes_out(model: Model) -> None:
         (wanted,) = alone.logprobs
         assert (entry.token, entry.top) == (token, wanted.top)  # type: ignore[attr-defined]
         assert entry.logprob == pytest.approx(wanted.logprob, abs=1e-4)  # type: ignore[attr-defined]
+
+
+@pytest.mark.features("grammar", "text drafts")
+@pytest.mark.parametrize("grammar", [of_choice(["yes", "no", "perhaps"]), of_regex("[ab]{3,9}(-[0-9]{2}){1,3}")])
+def test_a_grammar_ends_at_every_place_of_an_accepted_run(model: Model, grammar: str) -> None:
+    """Drafts go on past its end, as far as there is room: what comes out ends there all the same."""
+    prompt, base = [10, 20, 30], SamplingParams(seed=8, temperature=1.0, max_tokens=40, grammar=grammar, logprobs=1)
+    for ignore_eos in (False, True):
+        params = replace(base, ignore_eos=ignore_eos)
+        plain = answers(Engine(model), [(prompt, params)])
+        said = plain[0][0]
+        assert said.finish == "stop"
+        for longest in range(1, len(said.tokens) + 4):
+            drafter = Known([*said.tokens, *[97] * 8])
+            drafter.most = longest
+            controller = Controller([drafter])
+            assert answers(Engine(model, FREE, controller=controller), [(prompt, params)]) == plain, longest
+            assert sum(counts.accepted for counts in controller.counts().values()) > 0

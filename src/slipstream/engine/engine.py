@@ -288,6 +288,9 @@ class Engine:
             self._preempt(sequence, save=sequence in plan.saved)
         for span in plan.spans:
             self._take(span)
+        for sequence, rows, drafts in plan.spans:
+            if scratch := self.drafting.scratch(drafts):
+                self._holdings.make_room(sequence, rows + drafts + scratch)
         if not plan.spans:
             if self._sequences and not (chunks or plan.preempted or self._flights):
                 raise SlipstreamError("no sequence can run: the cache is too small")
@@ -399,7 +402,7 @@ class Engine:
         timings = self._requests[sequence.request].timings
         if not sequence.blocks and timings.started is None:
             timings.started = time.perf_counter()
-        self._holdings.take(sequence, rows + drafts, self.drafting.scratch(drafts))
+        self._holdings.take(sequence, rows + drafts)
         timings.cached_tokens = max(timings.cached_tokens, sequence.cached)
 
     def _preempt(self, sequence: Sequence, *, save: bool) -> None:

@@ -55,11 +55,8 @@ class Holdings:
         known = self.prefix.peek(sequence.namespace, sequence.tokens)
         return self.shelving.peek(sequence, known) if self.shelving is not None else known
 
-    def take(self, sequence: Sequence, rows: int, scratch: int = 0) -> None:
-        """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows.
-
-        Where there are blocks to spare, it gets room for `scratch` tokens besides.
-        """
+    def take(self, sequence: Sequence, rows: int) -> None:
+        """Give a sequence blocks for `rows` more tokens, after what it has elsewhere or the prefix cache knows."""
         if sequence.saved:
             self._restore(sequence)
         elif not sequence.blocks and self.prefix is not None and not sequence.alone:
@@ -72,7 +69,13 @@ class Holdings:
             if self._drafter is not None and sequence.node is not None:
                 sequence.drafted = sequence.node.drafted(self._drafter.state_for(sequence)) * BLOCK_SLOTS
         sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
-        if scratch and (more := blocks_needed(sequence, sequence.computed + rows + scratch)) <= self.pool.free:
+
+    def make_room(self, sequence: Sequence, rows: int) -> None:
+        """Blocks for `rows` tokens after what is computed, if nobody has to give way for them.
+
+        To be asked for when everybody in the step has his: what he was promised may be the last there is.
+        """
+        if (more := blocks_needed(sequence, sequence.computed + rows)) <= self.pool.free:
             sequence.blocks.extend(self.pool.take(more))
 
     def release(self, sequence: Sequence) -> None:

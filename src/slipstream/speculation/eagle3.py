@@ -103,6 +103,8 @@ class Eagle3Drafter(TappedDrafter):
         pieces, inputs = [], []
         for answer in answers:
             waiting = self._waiting[id(answer)]
+            if not waiting.count:  # everything was taken in; the last row is run again, to draw after it
+                waiting.again()
             start = waiting.start + 1
             count = self._rows_known(answer)
             inputs.append(waiting.take(count))

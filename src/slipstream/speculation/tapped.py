@@ -32,6 +32,8 @@ class Waiting:
     start: int
     pieces: list[Float32Array] = field(default_factory=list)
     count: int = 0
+    last: Float32Array | None = None
+    """The one that was taken last."""
 
     @property
     def end(self) -> int:
@@ -49,7 +51,15 @@ class Waiting:
         self.pieces = [whole[count:]] if count < len(whole) else []
         self.start += count
         self.count -= count
+        self.last = whole[count - 1 : count].copy()
         return whole[:count]
+
+    def again(self) -> None:
+        """Let the one that was taken last wait once more."""
+        assert self.last is not None
+        self.pieces.insert(0, self.last)
+        self.start -= 1
+        self.count += 1
 
 
 class TappedDrafter(Drafter):
