@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -235,23 +236,43 @@ def test_whatever_happens_no_character_gets_lost(parts: list[str], kind: tuple[s
     assert [c for c in came if c in LOUD] == [c for c in text if c in LOUD], text
 
 
-def written(name: str, arguments: str, style: int) -> str:
-    """A call of `time` in one of the ways that a format knows."""
-    first, late = (f'{{"name": "time", "{key}": {arguments}}}' for key in ("arguments", "parameters"))
-    last = f'{{"arguments": {arguments}, "id": "1", "name": "time"}}'
-    match name:
-        case "hermes":
-            return (
-                f"<tool_call>\n{first}\n</tool_call>",
-                f"<tool_call>{late}</tool_call>\n",
-                f"<tool_call> {last}",
-            )[style]
-        case "mistral":
-            return (f"[TOOL_CALLS][{first}]", f"[TOOL_CALLS]time[ARGS]{arguments}", f"[TOOL_CALLS] [{last}, {first}]")[
-                style
-            ]
-        case _:
-            return (first + "; ", f"[{late}, {first}] ", f"```json\n{last}\n```\n")[style]
+@pytest.mark.parametrize("name", sorted(TOOLS))
+def test_what_comes_after_a_call_that_breaks_off_is_text(name: str) -> None:
+    """Wherever it does."""
+    begin = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]["}.get(name, "")
+    for call, rest in itertools.product((WEATHER, LATE), (LOUD, f", {LOUD}", f"}} {LOUD}", f' "{LOUD}"')):
+        for length in range(len(call) + 1):
+            text = begin + call[:length] + rest
+            came = "".join("".join(event) for event in read(OutputParser(TOOLS[name], NAMES), [text]))
+            assert LOUD in came, text
+
+
+def test_marks_of_thoughts() -> None:
+    for name, text in (
+        ("think", "<think>Hm.</think>Yes."), ("seed", "<seed:think>Hm.</seed:think>Yes."),
+        ("mistral", "[THINK]Hm.[/THINK]Yes."),
+    ):  # fmt: skip
+        assert read(OutputParser(reasoning=name), [text]) == [Thought("Hm."), Said("Yes.")]
+        for other in REASONING.keys() - {name}:
+            assert read(OutputParser(reasoning=other), [text]) == [Said(text)]
+
+
+CALL_FORMS: dict[str, tuple[str, str, str]] = {
+    "hermes": ("<tool_call>\n%F\n</tool_call>", "<tool_call>%P</tool_call>\n", "<tool_call> %L"),
+    "mistral": ("[TOOL_CALLS][%F]", "[TOOL_CALLS]time[ARGS]%A", "[TOOL_CALLS] [%L, %F]"),
+    "llama3": ("%F; ", "[%P, %F] ", "```json\n%L\n```\n"),
+    "json": ("%F; ", "[%P, %F] ", "```json\n%L\n```\n"),
+}
+"""Ways to call that a format knows: name first, with parameters, name last, arguments alone."""
+
+
+def written(form: str, arguments: str) -> str:
+    """Calls of `time`."""
+    calls = {
+        "F": f'{{"name": "time", "arguments": {arguments}}}', "P": f'{{"name": "time", "parameters": {arguments}}}',
+        "L": f'{{"arguments": {arguments}, "id": "1", "name": "time"}}', "A": arguments,
+    }  # fmt: skip
+    return re.sub("%([FPLA])", lambda match: calls[match[1]], form)
 
 
 @given(st.data(), st.sampled_from(sorted(TOOLS)), st.sampled_from([None, *sorted(REASONING)]))
@@ -265,16 +286,16 @@ def test_texts_calls_and_thoughts_come_out_as_they_went_in(
         thought = data.draw(PROSE)
         text, expected = f"{begin}\n{thought}\n{end}\n", [Thought(thought)]
     bare = name in ("llama3", "json")
-    style, doubled = data.draw(st.integers(0, 2)), {("mistral", 2), ("llama3", 1), ("json", 1)}
-    for place in range(data.draw(st.integers(0, 3))):
-        if not bare and data.draw(st.booleans()):
+    forms = [data.draw(st.sampled_from(CALL_FORMS[name]))] if bare else data.draw(st.lists(
+        st.sampled_from([*CALL_FORMS[name], ""]), max_size=4))  # fmt: skip
+    for form in forms:
+        if form:
+            arguments = json.dumps(data.draw(OBJECTS), ensure_ascii=False)
+            text += written(form, arguments)
+            expected += [CallBegins("time"), CallArguments(arguments)] * (2 if ", %F" in form else 1)
+        else:
             prose = data.draw(PROSE)
             text, expected = text + prose, [*expected, Said(prose)]
-        style = style if bare else data.draw(st.integers(0, 2))
-        arguments = json.dumps(data.draw(OBJECTS), ensure_ascii=False)
-        text += written(name, arguments, style) if not bare or not place or style == 0 else ""
-        if not bare or not place or style == 0:
-            expected += [CallBegins("time"), CallArguments(arguments)] * (2 if (name, style) in doubled else 1)
     prose = data.draw(PROSE)
     found = read(OutputParser(TOOLS[name], NAMES, reasoning), [text + prose])
     assert solid(found) == solid([*expected, Said(prose)]), text + prose

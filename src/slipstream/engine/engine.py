@@ -288,9 +288,9 @@ class Engine:
             self._preempt(sequence, save=sequence in plan.saved)
         for span in plan.spans:
             self._take(span)
-        for sequence, rows, drafts in plan.spans:
-            if scratch := self.drafting.scratch(drafts):
-                self._holdings.make_room(sequence, rows + drafts + scratch)
+        for sequence, rows, most in plan.spans:
+            if scratch := self.drafting.scratch(most):
+                self._holdings.make_room(sequence, rows + most + scratch)
         if not plan.spans:
             if self._sequences and not (chunks or plan.preempted or self._flights):
                 raise SlipstreamError("no sequence can run: the cache is too small")

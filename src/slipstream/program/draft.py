@@ -23,6 +23,15 @@ class Proposal:
     weights: npt.NDArray[np.float32]
     tokens: npt.NDArray[np.int32] | None = None
 
+    def possible(self, vocabulary: int) -> bool:
+        """Whether it is a distribution over so many tokens; what damaged weights make of it is none."""
+        if self.tokens is None:
+            fits = self.weights.shape == (vocabulary,)
+        else:
+            fits = self.tokens.shape == self.weights.shape and self.tokens.size > 0
+            fits = fits and 0 <= self.tokens.min() <= self.tokens.max() < vocabulary
+        return bool(fits and self.weights.min() >= 0 and abs(float(self.weights.sum()) - 1.0) < 0.01)
+
     def dense(self, vocabulary: int) -> npt.NDArray[np.float64]:
         """q over the whole vocabulary, float64 [vocabulary]."""
         if self.tokens is None:

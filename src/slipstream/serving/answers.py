@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import msgspec
@@ -55,6 +56,8 @@ class Choice:
     reason: str | None = None
     stop: str | int | None = None
     thinking_tokens: int = 0
+    offset: int = 0
+    """Characters of all tokens whose log-probabilities were streamed."""
 
     def __post_init__(self) -> None:
         self.parser = self.reading.parser() if self.reading.needed else None
@@ -310,14 +313,16 @@ class CompletionAnswer(_OpenAIAnswer):
 
     def frames(self, chunk: Chunk) -> list[bytes]:
         """A chunk as an event, if it says anything yet."""
-        self.choices[chunk.choice].take(chunk)
+        taken = self.choices[chunk.choice]
+        taken.take(chunk)
         if not chunk.text and not chunk.finish_reason and not chunk.logprobs:
             return []
-        choice = self._choice(chunk.choice, chunk.text, chunk.logprobs, chunk.finish_reason, chunk.stop)
+        choice = self._choice(chunk.choice, chunk.text, chunk.logprobs, chunk.finish_reason, chunk.stop, taken.offset)
+        taken.offset += sum(len(self._token(entry.token)[0]) for entry in chunk.logprobs)
         return [frame(self._head(self.kind) | {"choices": [choice]})]
 
     def _choice(
-        self, index: int, text: str, entries: Any, reason: str | None, stop: str | int | None
+        self, index: int, text: str, entries: Any, reason: str | None, stop: str | int | None, offset: int = 0
     ) -> dict[str, Any]:
         logprobs = None
         if entries:
@@ -326,6 +331,6 @@ class CompletionAnswer(_OpenAIAnswer):
                 "tokens": texts,
                 "token_logprobs": [entry.logprob for entry in entries],
                 "top_logprobs": [{self._token(t)[0]: value for t, value in entry.top} for entry in entries],
-                "text_offset": [sum(map(len, texts[:i])) for i in range(len(texts))],
+                "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
             }
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}

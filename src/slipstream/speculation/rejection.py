@@ -31,6 +31,8 @@ def distribution(logits: Float32Array, draws: DrawColumns, row: int) -> Float64A
     """What a row's token is drawn from, after penalties, temperature and filters; [vocabulary], adds up to 1."""
     temperature, top_p, min_p = (float(value) for value in draws.floats[:, row])
     scores = adjusted(logits, draws, row) / np.float32(temperature)
+    if scores.max() == -np.inf:  # a grammar has ended, and the answer with it: nobody looks at what is drawn
+        return np.full(len(scores), 1.0 / len(scores))
     mask = keep(scores, int(draws.ints[0, row]), top_p, min_p)
     weights = np.where(mask, np.exp(scores.astype(np.float64) - float(scores.max())), 0.0)
     return weights / weights.sum()

@@ -230,9 +230,8 @@ class ToolFormat:
 
     def part(self, name: str, parameters: Mapping[str, Any]) -> Part:
         """A call of one tool, for a grammar."""
-        return Part(
-            f'{self.before}{{"name": {json.dumps(name)}, "{self.key}": ', parameters, f"}}{self.after}"
-        )  # fmt: skip
+        schema = {"type": "object", **parameters}  # many leave it out
+        return Part(f'{self.before}{{"name": {json.dumps(name)}, "{self.key}": ', schema, f"}}{self.after}")
 
 
 TOOLS: Mapping[str, ToolFormat] = {
@@ -242,7 +241,7 @@ TOOLS: Mapping[str, ToolFormat] = {
     "llama3": ToolFormat("llama3", BareCalls, (PYTHON_TAG,), key="parameters", between="; "),
     "mistral": ToolFormat(
         "mistral", MistralCalls, (MISTRAL_CALLS, MISTRAL_ID, MISTRAL_ARGUMENTS), MISTRAL_CALLS + "[", between=", ",
-        end="]", id_length=9,
+        end="]", trigger=MISTRAL_CALLS, id_length=9,
     ),
     "json": ToolFormat("json", BareCalls, begin="[", between=", ", end="]"),
 }  # fmt: skip
