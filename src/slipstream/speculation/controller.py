@@ -137,7 +137,7 @@ class Controller:
         if answer.generated < track.resume or most <= 0 or not drafter.ready(answer):
             return None
         positions = self._positions(drafter, answer, track)
-        setup = drafter.setup_seconds(answer) / SETUP_ROUNDS
+        setup = drafter.setup_seconds(answer) / SETUP_ROUNDS + drafter.begin_seconds(1)
         if drafter.ranked:  # a node's rank says how likely it is, whatever comes before it
             ranks = self._chances(drafter, answer, track)
             ahead = tuple(map(drafter.prior, range(most)) if track.trial else ranks.chances(range(most)))

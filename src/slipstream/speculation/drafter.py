@@ -115,6 +115,10 @@ class Drafter(ABC):
         """Seconds of one pass that drafts a token for each of so many answers."""
         return 0.0
 
+    def begin_seconds(self, answers: int) -> float:
+        """Seconds that the first pass of a draft takes more than the others: it takes in what the target computed."""
+        return 0.0
+
     def doubt(self) -> None:  # noqa: B027
         """A draft was declined for its price, which may be that of a bad moment."""
 

@@ -69,8 +69,8 @@ class DSparkDrafter(TappedDrafter):
         going = [i for i, ask in enumerate(asks) if self._has_room(ask.answer)][: self._max_rows // self.config.block]
         if not going:
             return drafts
-        self._take_in([asks[index].answer for index in going])
         begun = time.perf_counter()
+        self._take_in([asks[index].answer for index in going])
         masks = [self.config.mask_token] * (self.config.block - 1)
         pieces = []
         for index in going:

@@ -65,7 +65,7 @@ class Eagle3Drafter(TappedDrafter):
         self.needs = Needs(config.taps, embedding=True)
         self._max_rows = max_rows
         self._settings = DraftSettings(vocabulary, drawing)
-        self._clock = PassClock()
+        self._clock, self._begun = PassClock(), PassClock()
 
     def prior(self, draft_class: int) -> float:
         """From the probability that the drafter gives its token."""
@@ -92,8 +92,7 @@ class Eagle3Drafter(TappedDrafter):
                 for place, index in enumerate(going)
                 if chains.add(index, tokens[place], class_of(chances[place]), passed.proposals[place])
             ]
-            if not first:
-                self._clock.observe(len(going), time.perf_counter() - begun)
+            (self._begun if first else self._clock).observe(len(going), time.perf_counter() - begun)
             going = [going[place] for place in kept]
         return chains.drafts()
 
@@ -147,9 +146,14 @@ class Eagle3Drafter(TappedDrafter):
         """As measured lately."""
         return self._clock.seconds(answers)
 
+    def begin_seconds(self, answers: int) -> float:
+        """As measured lately, for as many rows as wait as a rule."""
+        return max(0.0, self._begun.seconds(answers) - self._clock.seconds(answers))
+
     def doubt(self) -> None:
         """A pass is priced a little lower, until one is run again."""
         self._clock.doubt()
+        self._begun.doubt()
 
     def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
