@@ -12,6 +12,7 @@ namespace slip {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr size_t kFew = 2048;  // tokens of a mask that are looked at one by one
 constexpr float kFar = 16.0f;  // a token this far below the best weighs less than 2^-23
 
 Noise noise_of(const SampleInput& in, int row) {
@@ -32,8 +33,50 @@ void adjust(std::vector<float>& x, const SampleInput& in, int row) {
   if (in.mask_of[row] < 0) return;
   const uint32_t* mask = in.masks + (size_t)in.mask_of[row] * in.mask_words;
   const size_t told = std::min(x.size(), (size_t)in.mask_words * 32);
-  for (size_t i = 0; i < told; ++i) x[i] = mask[i >> 5] >> (i & 31) & 1 ? x[i] : kNever;
+  for (size_t first = 0; first < told; first += 32) {
+    const uint32_t bits = mask[first / 32];
+    if (bits == ~0u) continue;
+    const size_t end = std::min(first + 32, told);
+    for (size_t i = first; i < end; ++i) x[i] = bits >> (i - first) & 1 ? x[i] : kNever;
+  }
   std::fill(x.begin() + told, x.end(), kNever);
+}
+
+// The places that a row's mask allows, or none if there are too many for it to be worth while.
+std::vector<int> allowed(int vocabulary, const SampleInput& in, int row) {
+  const uint32_t* mask = in.masks + (size_t)in.mask_of[row] * in.mask_words;
+  const int words = std::min(in.mask_words, (vocabulary + 31) / 32);
+  std::vector<int> places;
+  for (int w = 0; w < words; ++w)
+    for (uint32_t bits = mask[w]; bits; bits &= bits - 1) {
+      const int place = w * 32 + __builtin_ctz(bits);
+      if (place >= vocabulary) break;
+      if (places.size() == kFew) return {};
+      places.push_back(place);
+    }
+  return places;
+}
+
+// The place of the one that is drawn of a few, without filters.
+int draw_of_few(const float* logits, const std::vector<int>& places, const int32_t* ids, const SampleInput& in, int row) {
+  std::vector<float> noise(places.size(), 0.0f);
+  const bool noisy = in.temperature[row] > 0;
+  const float scale = noisy ? 1.0f / in.temperature[row] : 1.0f;
+  if (noisy) {
+    std::vector<int32_t> tokens(places.begin(), places.end());
+    if (ids) for (int32_t& token : tokens) token = ids[token];
+    kernels().token_noise(tokens.data(), (int)tokens.size(), noise_of(in, row), noise.data());
+  }
+  float best = kNever;
+  int at = places[0];
+  for (size_t i = 0; i < places.size(); ++i) {
+    const float value = logits[places[i]] * scale + noise[i];
+    if (value > best) {
+      best = value;
+      at = places[i];
+    }
+  }
+  return at;
 }
 
 // How many of the sorted candidates survive; `whole` is the sum of all weights if they are not all there.
@@ -71,7 +114,7 @@ std::vector<Candidate> candidates(const std::vector<float>& scaled, int top_k, f
     }
     keep = surviving(c, top_k, top_p, min_p, whole);
     bool cut_inside = keep < c.size() || (top_k > 0 && (size_t)top_k <= c.size()) || c.size() == scaled.size();
-    if (cut_inside || rough) return c;
+    if (cut_inside || rough || reach > kFar) return c;  // what is missing at last are scores that are no numbers
   }
   return {};
 }
@@ -83,7 +126,7 @@ int largest(const std::vector<Candidate>& c, size_t count, const int32_t* ids, c
   for (size_t i = 0; i < count; ++i) tokens[i] = ids ? ids[c[i].token] : c[i].token;
   kernels().token_noise(tokens.data(), (int)count, noise_of(in, row), noise.data());
   float best = kNever;
-  int token = c[0].token;
+  int token = c.empty() ? 0 : c[0].token;  // there are none where no score is a number
   for (size_t i = 0; i < count; ++i) {
     const float value = c[i].value + noise[i];
     if (value > best || (value == best && c[i].token < token)) {
@@ -152,7 +195,11 @@ void sample_row(const float* logits, int vocabulary, const int32_t* ids, const S
   int token;
   bool adjusted = in.adjust_start[row] != in.adjust_start[row + 1] || in.mask_of[row] >= 0;
   bool filtered = in.temperature[row] > 0 && (ids || in.top_k[row] > 0 || in.top_p[row] < 1.0f || in.min_p[row] > 0);
-  if (!adjusted && !filtered) {
+  std::vector<int> few;
+  if (!filtered && in.mask_of[row] >= 0 && in.adjust_start[row] == in.adjust_start[row + 1]) few = allowed(vocabulary, in, row);
+  if (!few.empty()) {
+    token = draw_of_few(logits, few, ids, in, row);
+  } else if (!adjusted && !filtered) {
     sample_slice(logits, 0, vocabulary, in, row, &best, &token);
   } else {
     std::vector<float> x(logits, logits + vocabulary);

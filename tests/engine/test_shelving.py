@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import random
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -11,6 +14,7 @@ from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.shelving import parse_store
 from slipstream.errors import UsageError
 from slipstream.kvcache import Shelf
+from slipstream.program import BLOCK_SLOTS
 from slipstream.program.sampling import SamplingParams
 from tests.engine.test_jitter import Said, collect
 
@@ -81,6 +85,103 @@ def test_damage_costs_time_and_nothing_else(model: Model, tmp_path: Path) -> Non
         said, cached = say(again)
         assert said == plain
     assert cached == 288, "what was damaged was written anew"
+
+
+def damaged(raw: bytes, how: str) -> bytes:
+    """A block's file as it may be found."""
+    match how:
+        case "empty":
+            return b""
+        case "cut":
+            return raw[: len(raw) // 2]
+        case "longer":
+            return raw + b"x"
+        case "zeros":
+            return bytes(len(raw))
+        case "another kind":
+            return b"GGUF" + raw
+        case _:
+            return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "longer", "zeros", "another kind", "a bit", "gone"])
+def test_damage_is_told(model: Model, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What is damaged is not taken, is said by name when it is come upon, and is written anew."""
+    plain, _ = say(Engine(model, prefix_cache=False))
+    engine, _ = engine_of(model, tmp_path)
+    say(engine)
+    rest(engine)
+    again, shelf = engine_of(model, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    for path in files:
+        raw = path.read_bytes()
+        path.unlink()
+        if how != "gone":
+            path.write_bytes(damaged(raw, how))
+    for whole in range(1 if how == "gone" else 3):  # one is come upon when those before it are whole
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "slipstream.kvcache.shelf"):
+            assert say(again) == (plain, BLOCK_SLOTS * whole)
+        (said,) = caplog.messages
+        assert "is damaged and is computed again" in said
+        assert any(str(path) in said for path in files)
+        assert shelf.damaged == 1
+        assert shelf.stopped is None
+        rest(again)
+        again, shelf = engine_of(model, tmp_path)
+
+
+class Full:
+    """A disk with room for so many files more; what is written to it then fails as the system says."""
+
+    def __init__(self, room: int):
+        self.room = room
+
+    def open(self, descriptor: int, mode: str) -> BinaryIO:
+        if self.room > 0:
+            self.room -= 1
+            return open(descriptor, mode)  # type: ignore[return-value]
+        os.close(descriptor)
+        return open("/dev/full", mode)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("room", [0, 1, 4])
+def test_a_full_disk_ends_storing_and_not_serving(
+    model: Model, tmp_path: Path, room: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = say(Engine(model, prefix_cache=False))
+    engine, shelf = engine_of(model, tmp_path)
+    monkeypatch.setattr("slipstream.kvcache.shelf.open", Full(room).open, raising=False)
+    with caplog.at_level(logging.WARNING, "slipstream.kvcache.shelf"):
+        assert say(engine) == (plain, 0)
+        rest(engine)
+        assert say(engine) == (plain, 288), "from the cache itself"
+        assert say(engine, [*PROMPT[::-1]])[1] == 0
+        rest(engine)
+    (warning,) = caplog.messages
+    assert "no longer written, serving goes on" in warning
+    assert "No space left on device" in warning
+    assert shelf.stopped is not None
+    assert len(shelf) == len(list(tmp_path.iterdir())) == room, "and nothing of what did not fit is left"
+    monkeypatch.undo()
+    again, _ = engine_of(model, tmp_path)
+    assert say(again) == (plain, BLOCK_SLOTS * room), "what was stored before is still good"
+
+
+def test_nothing_that_fails_ends_serving(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can be neither written to nor tidied up any more."""
+    plain, _ = say(Engine(model, prefix_cache=False))
+    engine, shelf = engine_of(model, tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("os.open", "os.replace", "os.utime", "os.unlink"):
+        monkeypatch.setattr(name, refused)
+    assert say(engine) == (plain, 0)
+    rest(engine)
+    assert "Permission denied" in str(shelf.stopped)
+    assert say(engine) == (plain, 288)
 
 
 def test_other_weights_find_nothing(model: Model, tmp_path: Path) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Route
 
+from slipstream.serving.app import Api
+from slipstream.serving.exchange import ServerLimits
+from slipstream.serving.gate import Gate
+from slipstream.serving.keys import Keys
 from slipstream.serving.openapi import BODIES, document
 from tests.serving.conftest import KEY, Server
 
@@ -27,6 +35,25 @@ def test_every_route_is_in_it(server: Server) -> None:
                     status = http.request(method, concrete, content=b"" if method == "post" else None).status_code
                     assert status != 405, (method, path)
                     assert str(status) in operations[method]["responses"], (method, path, status)
+
+
+def test_it_has_every_route() -> None:
+    """Every route and method of the application is in the document, and nothing else."""
+    nothing = cast(Any, SimpleNamespace(max_queue=1))
+    gate = cast(Gate, Api(nothing, nothing, None, "tiny", Keys([]), ServerLimits()).app())
+    routes = [route for route in cast(Starlette, gate.inner).routes if isinstance(route, Route)]
+    assert len(routes) == len(cast(Starlette, gate.inner).routes) > 10
+    served = {
+        (method.lower(), re.sub(r":\w+\}", "}", route.path))
+        for route in routes
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    described = {
+        (method, path)
+        for path, operations in document()["paths"].items()
+        for method in operations.keys() & {"get", "post", "put", "patch", "delete"}
+    }
+    assert served == described
 
 
 def test_references_lead_somewhere() -> None:

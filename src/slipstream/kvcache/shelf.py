@@ -8,6 +8,7 @@ lately used make room. A full disk ends writing, not serving.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -115,7 +116,8 @@ class Shelf:
         except OSError as error:
             self.stopped = f"{self.folder}: {error.strerror or error}"
             log.warning("cached blocks are no longer written, serving goes on: %s", self.stopped)
-            scratch.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                scratch.unlink()
             return False
         self._sizes[name] = len(whole)
         self.bytes += len(whole)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.structured import grammar_of
 
 MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
+MOST_TOKEN = (1 << 31) - 1
+"""No vocabulary is larger, and larger numbers could not be told to the engine."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKEN)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -36,7 +39,7 @@ class Common(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     n: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
@@ -98,6 +101,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "best_of": (None, 1),
     "guided_decoding_backend": (None,),
+    "prompt_embeds": (None, []),
 }
 """Fields that would change the answer and are not there yet, with the values that ask for nothing."""
 
@@ -156,9 +160,12 @@ def sampling(request: Common, logprobs: int | None, grammar: str = "", shown: tu
 
 def _bias(entries: dict[str, float] | None) -> dict[int, float]:
     try:
-        return {int(token): bias for token, bias in (entries or {}).items()}
+        found = {int(token): bias for token, bias in (entries or {}).items()}
     except ValueError as error:
         raise bad_request("the keys of logit_bias must be token ids", "logit_bias") from error
+    if not all(0 <= token <= MOST_TOKEN for token in found):
+        raise bad_request("the keys of logit_bias must be token ids", "logit_bias")
+    return found
 
 
 def chat_logprobs(request: ChatRequest) -> int | None:

@@ -55,12 +55,14 @@ async def opened(wanted: Opening) -> Opened:
     recorder = Recorder(wanted.recording) if wanted.recording is not None else None
     client = EngineClient(wanted.worker)
     loading = asyncio.create_task(client.start())
-    checkpoint = await asyncio.to_thread(open_checkpoint, wanted.path)
-    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
-    template = ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None
     try:
+        checkpoint = await asyncio.to_thread(open_checkpoint, wanted.path)
+        tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
+        template = ChatTemplate(tokenizer.chat_template) if tokenizer.chat_template else None
         info = await loading
     except BaseException:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         await client.close()
         raise
     origin = Served(fingerprint_of(read_config(checkpoint), checkpoint), hash_of(tokenizer.chat_template))

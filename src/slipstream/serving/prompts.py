@@ -35,6 +35,7 @@ class Prompts:
         self._client, self.tokenizer, self.template = client, tokenizer, template
         # The tokenizer is not to be used by two threads at once, and a long text must not hold up the loop.
         self._texts = ThreadPoolExecutor(1, "texts")
+        self._templates = ThreadPoolExecutor(1, "templates")  # one may take long: only other chats wait for it
 
     async def off_loop(self, work: Callable[[], Result]) -> Result:
         """Run something on the thread that the tokenizer belongs to."""
@@ -57,9 +58,12 @@ class Prompts:
         size = sum(len(message["content"]) for message in messages) + sum(len(msgspec.json.encode(b)) for b in beside)
         self.may_fit(size, "messages")
         try:
-            tokens = await self.off_loop(lambda: self.tokenizer.encode_chat(template, messages, **variables))
+            rendered = await asyncio.get_running_loop().run_in_executor(
+                self._templates, lambda: self.tokenizer.render(template, messages, **variables)
+            )
         except TemplateError as error:
             raise bad_request(str(error), "messages") from error
+        tokens = await self.off_loop(lambda: self.tokenizer.encode_rendered(rendered))
         self.fits(tokens, "messages")
         return tokens
 

@@ -67,7 +67,7 @@ class Responses:
         body: ResponsesRequest = openai.parse(data, ResponsesRequest)
         known(body.model)
         openai.finite(body)
-        for name, value, harmless in (("truncation", body.truncation, (None, "disabled")),
+        for name, value, harmless in (("truncation", body.truncation, (None, "disabled")), ("n", body.n, (None, 1)),
                                       ("background", body.background, (None, False))):  # fmt: skip
             if value not in harmless:
                 raise bad_request(f"{name} is not supported", name)
@@ -148,7 +148,7 @@ def _as_chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> openai.C
     if body.instructions:
         messages = [{"role": "system", "content": body.instructions}, *messages]
     common = {name: getattr(body, name) for name in openai.Common.__struct_fields__}
-    common["max_tokens"] = body.max_output_tokens or body.max_tokens
+    common["max_tokens"] = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     common["response_format"] = (body.text or {}).get("format") or body.response_format
     effort = (body.reasoning or {}).get("effort")
     if effort is not None and not isinstance(effort, str):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -41,7 +42,10 @@ END_OF_GENERATION = frozenset(
 """Control tokens that end an answer whatever the file's own ids say."""
 
 VERSION = 3
+LONGEST_TOKEN = 4096
+"""Characters of a token that are believed: cutting it in two in every way takes time that grows with their square."""
 _SPACE = "▁"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_gguf(checkpoint: Checkpoint) -> Tokenizer:
@@ -127,8 +131,8 @@ class _TokenBytes(Sequence[bytes]):
         kind, token = self._types[index], self._inner.id_to_token(index) or ""
         if kind in (CONTROL, UNKNOWN, UNUSED):
             return b""
-        if kind == BYTE:
-            return bytes([int(token[3:5], 16)])
+        if kind == BYTE and (match := _BYTE.fullmatch(token)):
+            return bytes([int(match[1], 16)])
         if kind == USER_DEFINED:
             return token.encode("utf-8", "surrogateescape")
         if self._byte_level:
@@ -147,6 +151,7 @@ def _built(
         return tokenizers.Tokenizer.from_file(str(kept))
     except Exception:  # the library raises plain Exception for a missing or damaged file
         pass
+    _check(path, tokens)
     build = _build_byte_level if byte_level else _build_sentencepiece
     inner = build(path, meta, list(tokens), types.tolist())
     try:
@@ -157,6 +162,19 @@ def _built(
     except Exception as error:
         log.warning("the tokenizer is not kept: %s", error)
     return inner
+
+
+def _check(path: Path, tokens: Sequence[str]) -> None:
+    """Raise ModelFileError for tokens that no vocabulary can have."""
+    longest = max(map(len, tokens))
+    if longest > LONGEST_TOKEN:
+        raise ModelFileError(
+            path, "tokenizer.ggml.tokens", f"has a token of {longest} characters, more than {LONGEST_TOKEN}"
+        )
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise ModelFileError(path, "tokenizer.ggml.tokens", "has a token that is not UTF-8") from error
 
 
 def _quick_to_load(inner: tokenizers.Tokenizer) -> str:

@@ -18,6 +18,7 @@ MAX_TEMPLATE = 1 << 20
 MAX_SECONDS = 2.0
 
 Message = Mapping[str, Any]
+_SANDBOX = environment.__code__.co_filename
 
 
 def hash_of(template: str | None) -> str:
@@ -71,7 +72,8 @@ class _deadline:
     """Raises TemplateError in this thread's Python code once `until` has passed.
 
     A trace function sees every line of the compiled template and of what it calls, on any thread and
-    without signals; a single built-in call is bounded by the limits on its operands.
+    without signals; a single built-in call is bounded by the limits on its operands. Of the sandbox's own
+    functions, which are many and short, it sees the calls.
     """
 
     def __init__(self, until: float):
@@ -88,4 +90,4 @@ class _deadline:
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if time.monotonic() > self.until:
             raise TemplateError(f"chat template: it ran for more than {MAX_SECONDS:g} seconds")
-        return self._trace
+        return None if frame.f_code.co_filename == _SANDBOX else self._trace

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 
 from slipstream.text.detokenizer import Detokenizer
+from slipstream.text.sandbox import TemplateError
 
 if TYPE_CHECKING:
     from slipstream.text.template import ChatTemplate
 
 _PRIVATE = [chr(code) for code in range(0xE000, 0xF8FF)]
+
+
+class Rendered(NamedTuple):
+    """A conversation's text, and the mark that keeps what was said from being read as special tokens."""
+
+    text: str
+    mark: str
 
 
 @dataclass
@@ -38,9 +48,18 @@ class Tokenizer:
     names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
+    def _special_texts(self) -> list[str]:
+        return sorted(filter(None, self.special))
+
+    @cached_property
     def _special_pattern(self) -> re.Pattern[str] | None:
-        texts = sorted(self.special, key=len, reverse=True)
+        texts = sorted(self._special_texts, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    @cached_property
+    def _special_starts(self) -> tuple[frozenset[str], int]:
+        """The characters that special tokens begin with, and the length of the longest one."""
+        return frozenset(text[0] for text in self._special_texts), max(map(len, self._special_texts), default=0)
 
     @cached_property
     def longest_token(self) -> int:
@@ -66,17 +85,38 @@ class Tokenizer:
 
     def encode_chat(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens, neither messages nor `variables`."""
-        mark = self._unused_mark((messages, variables))
-        text = template.render(self._defused(messages, mark), **{**self.names, **self._defused(variables, mark)})
+        return self.encode_rendered(self.render(template, messages, **variables))
+
+    def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> Rendered:
+        """The first half of it, which may take as long as templates may; any thread can do it."""
+        mark = _unused_mark((messages, variables))
+        values = {**self.names, **self._defused(variables, mark)}
+        return Rendered(template.render(self._defused(messages, mark), **values), mark)
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """The second half of it."""
+        text, mark = rendered
         if mark not in text:
             return self._encode(text, True)
         ids: list[int] = []
         at = 0
-        for match in self._special_pattern.finditer(text) if self._special_pattern else ():
+        for match in self._written(text, mark):
             ids += self._encode(text[at : match.start()].replace(mark, ""), False)
             ids.append(self.special[match[0]])
             at = match.end()
         return ids + self._encode(text[at:].replace(mark, ""), False)
+
+    def _written(self, text: str, mark: str) -> Iterator[re.Match[str]]:
+        """The special tokens in what a template wrote; one that a mark follows is of one character, and no token."""
+        pattern, at = self._special_pattern, 0
+        while pattern is not None and (match := pattern.search(text, at)):
+            if text[match.end() : match.end() + 1] == mark:
+                at = match.start() + 1
+                if (shorter := pattern.match(text, match.start(), match.end() - 1)) is None:
+                    continue
+                match = shorter
+            yield match
+            at = match.end()
 
     def _encode(self, text: str, special: bool) -> list[int]:
         if not text:
@@ -84,23 +124,59 @@ class Tokenizer:
         self.inner.encode_special_tokens = not special
         return list(self.inner.encode(text, add_special_tokens=False).ids)
 
-    def _unused_mark(self, said: Any) -> str:
-        """A private-use character that occurs nowhere in what was said."""
-        text = repr(said)
-        while (mark := secrets.choice(_PRIVATE)) in text:
-            pass
-        return mark
-
     def _defused(self, value: Any, mark: str) -> Any:
-        """The messages with a mark inside everything that reads like a special token."""
+        """The messages with a mark in everything that reads like a special token, or may be the beginning of one."""
         if isinstance(value, str):
-            pattern = self._special_pattern
-            return pattern.sub(lambda m: m[0][:1] + mark + m[0][1:], value) if pattern else value
+            return self._marked(value, mark)
         if isinstance(value, Mapping):
             return {self._defused(key, mark): self._defused(item, mark) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._defused(item, mark) for item in value]
         return value
+
+    def _marked(self, text: str, mark: str) -> str:
+        pattern = self._special_pattern
+        if pattern is None:
+            return text
+        places = {end for end in (len(text), len(text.rstrip())) if self._may_begin(text[:end])}
+        match = pattern.search(text)
+        while match:  # they may overlap
+            places.add(match.start() + 1)
+            match = pattern.search(text, match.start() + 1)
+        return mark.join(text[a:b] for a, b in itertools.pairwise((0, *sorted(places), len(text)))) if places else text
+
+    def _may_begin(self, text: str) -> bool:
+        """Whether a special token could begin at the end of a text: a template may put another text behind it."""
+        first, longest = self._special_starts
+        for size in range(1, min(len(text), longest) + 1):
+            if text[-size] in first:
+                end = text[-size:]
+                place = bisect.bisect_left(self._special_texts, end)
+                if place < len(self._special_texts) and self._special_texts[place].startswith(end):
+                    return True
+        return False
+
+
+def _unused_mark(said: Any) -> str:
+    """A private-use character that occurs nowhere in what was said. Raises TemplateError if all of them do."""
+    used = set("".join(_texts(said)))
+    while (mark := secrets.choice(_PRIVATE)) in used:
+        if used.issuperset(_PRIVATE):
+            raise TemplateError("chat template: the messages leave no private-use character")
+    return mark
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -1,0 +1,111 @@
+"""Connections: heads and bodies that are too much, keys that are none, a server that is gone (classes 9 and 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from slipstream.cli.serve import _listen
+from tests.attacks.helpers import SOURCE, engines_of
+from tests.serving.conftest import COMMAND, KEY, Server
+
+
+class Test9Connections:
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Big: " + b"a" * (1 << 20) + b"\r\n\r\n",
+            b"POST /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 100_000 + b"\r\n",
+            b"\x00" * 4096, b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        ],
+    )  # fmt: skip
+    def test_a_bad_head_costs_nothing(self, tenants: Server, head: bytes) -> None:
+        host, port = tenants.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            try:
+                connection.sendall(head)
+                said = connection.recv(4096)
+            except OSError:
+                said = b""
+        assert not said or said.startswith(b"HTTP/1.1 4")
+        with tenants.client() as http:
+            assert http.get("/health").status_code == 200
+
+    def test_many_small_parts_do_not_grow(self, tenants: Server) -> None:
+        """A body of parts of text, as many as fit: read in time that grows with its size, no faster."""
+        parts = [{"type": "text", "text": "a"} for _ in range(20_000)]
+        begun = time.monotonic()
+        with tenants.client() as http:
+            answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+        assert answer.status_code == 400
+        assert time.monotonic() - begun < 10.0
+
+    def test_a_server_that_is_killed_at_its_start_leaves_nothing(self, tiny_gguf: Path, tmp_path: Path) -> None:
+        """Its engine's process has hardly begun then."""
+        model = tmp_path / "model.gguf"
+        model.symlink_to(tiny_gguf)
+        server = subprocess.Popen([*COMMAND, str(model), "--port", "0"], stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while not engines_of(model) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert engines_of(model), "it was started"
+        server.send_signal(signal.SIGKILL)
+        server.wait(20)
+        end = time.monotonic() + 20
+        while engines_of(model) and time.monotonic() < end:
+            time.sleep(0.05)
+        left = engines_of(model)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        assert not left
+
+    def test_no_answer_waits_for_an_acknowledgement(self) -> None:
+        """Who acknowledges late would otherwise be answered late: 40 ms on a connection that is used again."""
+
+        async def nodelay() -> int:
+            connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+            listener = _listen("127.0.0.1", 0)
+            server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), sock=listener)
+            _, theirs = await asyncio.open_connection(*listener.getsockname())
+            ours = await connected.get()
+            try:
+                return int(ours.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            finally:
+                theirs.close()
+                ours.close()
+                server.close()
+
+        assert asyncio.run(nodelay())
+
+
+class Test10Keys:
+    ROUTES = (
+        "/v1/models", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/metrics", "/explain",
+        "/tokenize", "/admin/drafter", "/version", "/docs", "/openapi.json", "/nowhere", "//v1/models", "/v1/models/",
+        "/health/../metrics", "/%2e%2e/metrics", "/debug", "/v1/responses/resp_1",
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("path", ROUTES)
+    @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
+    def test_nothing_is_open(self, tenants: Server, path: str, method: str) -> None:
+        assert httpx.request(method, tenants.url + path).status_code == 401
+
+    @pytest.mark.parametrize("header", ["", "Bearer", "Basic abc", f"bearer{KEY}", f"Bearer {KEY}x", KEY])
+    def test_what_is_nearly_a_key_is_none(self, tenants: Server, header: str) -> None:
+        assert httpx.get(f"{tenants.url}/v1/models", headers={"Authorization": header}).status_code == 401
+
+    def test_keys_are_compared_by_digest(self) -> None:
+        """In constant time, all of them: there is no early way out to time."""
+        source = (SOURCE / "slipstream" / "serving" / "keys.py").read_text()
+        assert "hmac.compare_digest" in source
+        assert "== digest" not in source
