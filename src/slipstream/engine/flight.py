@@ -46,8 +46,8 @@ class Flight:
     A sequence with a draft draws after each of its tokens too; `firsts` are the draws after the last known tokens.
     `begun` and `planned` are when its planning began and when it was handed to the executable, `expected` how long it
     should run, if anybody asked; `output` is there at once if it was run at once. A `repeatable` step differs from the
-    next one of the same sequences only in tokens and positions, and has been run `repeats` times more, a token further
-    each time. Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
+    next one of the same sequences only in tokens, positions and masks, and has been run `repeats` times more, a token
+    further each time. Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
     """
 
     spans: list[Leg]
@@ -74,7 +74,7 @@ class Flight:
         firsts, columns = _draws_of(drawing, drafts)
         deadline = min((leg.sequence.deadline for leg in legs), default=math.inf)
         rows = rows_of(legs)
-        repeatable = not drafts and len(rows) == len(drawing) and all(sequence.draws_alike for sequence in drawing)
+        repeatable = not drafts and len(rows) == len(drawing) and all(sequence.repeats for sequence in drawing)
         return cls(legs, drawing, firsts, rows, columns, begun, drafts, repeatable=repeatable, deadline=deadline)
 
     def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
@@ -89,6 +89,9 @@ class Flight:
                 take(sequence, 1)
                 rows.slot[index] = sequence.slot(sequence.computed)
                 self.rows = rows = rows.with_table(index, sequence.blocks)
+            if sequence.constraint is not None:
+                mask = sequence.constraint.mask()
+                draws.masks[draws.mask_of[index], : len(mask)] = mask
             sequence.computed += 1
             sequence.unknown = 1
         self.begun = begun

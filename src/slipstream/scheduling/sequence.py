@@ -117,6 +117,14 @@ class Sequence:
         return not self.needs_history and self.generated + self.unknown >= self.params.min_tokens
 
     @property
+    def repeats(self) -> bool:
+        """Whether the next step differs from the last one in token, position and mask only, once its token is known."""
+        p = self.params
+        if p.has_penalties or self.generated + self.unknown < p.min_tokens:
+            return False
+        return self.constraint is None or not p.allowed_tokens
+
+    @property
     def draws_plainly(self) -> bool:
         """Whether they are drawn alike, and no logit is adjusted or masked for it."""
         p = self.params
