@@ -9,23 +9,26 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
 from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.flight import Flight, Forecast
 from slipstream.engine.grammar import Grammars
 from slipstream.engine.holdings import Holdings
-from slipstream.engine.model import Model
-from slipstream.engine.output import Chunk, FinishReason, OutputState, TokenLogprob
+from slipstream.engine.model import Model, core_to_spare
+from slipstream.engine.output import (
+    Chunk,
+    FinishReason,
+    OutputState,
+    TokenLogprob,
+    logprob_of,
+    logprobs_of,
+)
 from slipstream.engine.request import Request, Terms, Timings
 from slipstream.engine.shelving import Shelving
 from slipstream.errors import SlipstreamError, UsageError
-from slipstream.kernels.native import NativeExecutable, usable_cores
 from slipstream.kvcache import BlockPool, PrefixCache, Shelf
 from slipstream.program import BLOCK_SLOTS, Draft, Rows
-from slipstream.program.sampling import DrawColumns, Drawn, SamplingParams
+from slipstream.program.sampling import DrawColumns, SamplingParams
 from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Limits, Offer, Plan, Sequence, SpanPlan, State, schedule
@@ -33,7 +36,6 @@ from slipstream.speculation import Controller, Verification
 from slipstream.speculation.rollout import Rollout
 
 Planner = Callable[[State], Plan]
-Float32Array = npt.NDArray[np.float32]
 
 
 class Engine:
@@ -57,7 +59,7 @@ class Engine:
         drafted where that pays by `cost`, and drafts verified by `verification` (default: exact).
         """
         self.model, self.planner = model, planner
-        self.ahead = _core_to_spare(model) if ahead is None else ahead
+        self.ahead = core_to_spare(model) if ahead is None else ahead
         self.limits = limits or Limits(model.max_rows)
         self._accounts = StepAccounts(model, cost)
         self.last_step: tuple[Rows, DrawColumns | None] | None = None
@@ -344,7 +346,7 @@ class Engine:
                 if flight.drafts and (draft := flight.drafts.get(id(sequence))) is not None:
                     chunks += self._verify(flight, sequence, draft, first, tokens, ran)
                 elif not sequence.ended:
-                    logprobs = () if sequence.params.logprobs is None else _logprobs(sequence, drawn, first)
+                    logprobs = () if sequence.params.logprobs is None else logprobs_of(sequence, drawn, first)
                     chunks.append(self._accept(sequence, tokens[first], logprobs, ran))
                     if flight.drafts:
                         flight.tokens.append(1)
@@ -371,9 +373,9 @@ class Engine:
             row = first + (1 + held[place - 1] if place else 0)
             logprobs: tuple[TokenLogprob, ...] = ()
             if sequence.params.logprobs is not None:
-                logprobs = _logprobs(sequence, output.drawn, row)
+                logprobs = logprobs_of(sequence, output.drawn, row)
                 if output.logits is not None and token != drawn[row]:  # by rejection, what comes out was not drawn here
-                    logprobs = (TokenLogprob(token, _logprob_of(token, output.logits[row]), logprobs[0].top),)
+                    logprobs = (TokenLogprob(token, logprob_of(token, output.logits[row]), logprobs[0].top),)
             sequence.computed += place < len(held)
             sequence.unknown += place > 0
             chunks.append(self._accept(sequence, token, logprobs, ran))
@@ -447,23 +449,3 @@ class Engine:
         if not request.open:
             request.timings.finished = time.perf_counter()
             del self._requests[sequence.request]
-
-
-def _core_to_spare(model: Model) -> bool:
-    executable = model.executable
-    if not isinstance(executable, NativeExecutable) or executable.program.taps:
-        return False  # a step's hidden states are taken before the next one runs
-    return executable.threads < usable_cores()
-
-
-def _logprobs(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogprob, ...]:
-    count = 1 + (sequence.params.logprobs or 0)
-    tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
-    pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
-    return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)
-
-
-def _logprob_of(token: int, logits: Float32Array) -> float:
-    """A token's log-probability by a row's logits [vocabulary]."""
-    scores = logits.astype(np.float64)
-    return float(scores[token] - scores.max() - np.log(np.exp(scores - scores.max()).sum()))

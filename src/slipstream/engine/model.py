@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.errors import UsageError
 from slipstream.kernels import Backend, Executable
+from slipstream.kernels.native import NativeExecutable, usable_cores
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat, Namespace
@@ -181,3 +182,11 @@ def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | 
     from slipstream.kernels.reference import ReferenceBackend
 
     return ReferenceBackend()
+
+
+def core_to_spare(model: Model) -> bool:
+    """Whether steps can be planned while others run, on a core that no kernel needs."""
+    executable = model.executable
+    if not isinstance(executable, NativeExecutable) or executable.program.taps:
+        return False  # a step's hidden states are taken before the next one runs
+    return executable.threads < usable_cores()

@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.program.sampling import Drawn
 from slipstream.scheduling import Sequence
 from slipstream.text import Detokenizer, StopStrings, Tokenizer
 
+Float32Array = npt.NDArray[np.float32]
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -72,3 +77,17 @@ class OutputState:
             elif reason is not None:
                 text += self.stops.finish()
         return Chunk(sequence.request, sequence.choice, text, (token,), logprobs, reason, stop)
+
+
+def logprobs_of(sequence: Sequence, drawn: Drawn, index: int) -> tuple[TokenLogprob, ...]:
+    """What a draw says of its token and of the likeliest ones, as far as they were asked for."""
+    count = 1 + (sequence.params.logprobs or 0)
+    tokens, values = drawn.tokens[index, :count], drawn.logprobs[index, :count]
+    pairs = [(int(t), float(v)) for t, v in zip(tokens, values, strict=True)]
+    return (TokenLogprob(*pairs[0], tuple(pairs[1:])),)
+
+
+def logprob_of(token: int, logits: Float32Array) -> float:
+    """A token's log-probability by a row's logits [vocabulary]."""
+    scores = logits.astype(np.float64)
+    return float(scores[token] - scores.max() - np.log(np.exp(scores - scores.max()).sum()))
