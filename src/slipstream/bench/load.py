@@ -144,7 +144,7 @@ def summary(samples: Sequence[Sample], answer_tokens: int) -> dict[str, Any]:
     Events may hold several tokens' text or none, so tokens are counted by what was asked for.
     """
     begun, ended = min(s.sent for s in samples), max(s.tokens[-1] for s in samples)
-    ttft, gaps = [s.ttft for s in samples], [gap for s in samples for gap in s.gaps]
+    ttft, gaps = [s.ttft for s in samples], [gap for s in samples for gap in s.gaps] or [0.0]
     tpot = [s.whole_tpot(answer_tokens) for s in samples]
     return {
         "requests": len(samples),
