@@ -14,11 +14,12 @@ FEATURES = {
     "sampling": "temperature above 0, top-p, top-k, seeds", "n": "several answers to one prompt",
     "penalties": "repetition, presence, frequency", "logprobs": "log-probabilities", "stop": "stop strings and tokens",
     "grammar": "structured answers, forced tool calls", "text drafts": "n-gram and suffix",
-    "neural drafts": "draft model, EAGLE-3, DSpark", "rollout": "drafters exchanged while answers are made",
+    "neural drafts": "draft model, EAGLE-3, DSpark", "rejection": "drafts verified by the classical rule",
+    "rollout": "drafters exchanged while answers are made",
     "prefix cache": "beginnings computed before", "prefix store": "the same, from disk", "giving way": "preemption",
     "moved out": "blocks saved beside the cache and restored", "ahead": "a step planned while the one before runs",
     "int8 cache": "keys and values in int8", "embeddings": "vectors beside answers",
-    "recording": "traffic for training",
+    "recording": "traffic for training", "streaming": "answers in events", "tools": "calls", "thoughts": "reasoning",
 }  # fmt: skip
 """By the names that tests use, and what each is."""
 MARK = "features"

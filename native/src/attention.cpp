@@ -47,6 +47,22 @@ void Executor::copy_slots(const int32_t* pairs, int count) {
       }
 }
 
+// Rows of a span that are attended together, `most` at most: as alike as can be, and so many that the threads are done at
+// about the same time where there are `columns` (heads of all spans) to share. Reading keys and values counts as a row.
+int Executor::chunk_of(int rows, int most, int columns) const {
+  const int least = (rows + most - 1) / most, threads = pool_.size();
+  int chunk = most;
+  long best = -1;
+  for (int pieces = least; pieces <= rows && pieces < least + threads; ++pieces) {
+    const int each = (rows + pieces - 1) / pieces;
+    const long rounds = ((long)columns * pieces + threads - 1) / threads, time = rounds * (each + 1);
+    if (best >= 0 && time >= best) continue;
+    best = time;
+    chunk = each;
+  }
+  return chunk;
+}
+
 // Tasks are the same for all layers of a program: they differ in windows, which only skip splits.
 void Executor::plan_attention() {
   tasks_.clear();
@@ -58,7 +74,7 @@ void Executor::plan_attention() {
   int splits = 0;
   for (size_t s = 0; s < spans_.size(); ++s) {
     const Span& span = spans_[s];
-    int chunk = span.linear ? (kQueries / task_group_ > 1 ? kQueries / task_group_ : 1) : 1;
+    const int chunk = span.linear ? chunk_of(span.rows, kQueries / task_group_ > 1 ? kQueries / task_group_ : 1, (int)spans_.size() * task_heads_) : 1;
     bool spread = span.rows <= kSplitRows && span.base + span.rows > kSplit && (int)spans_.size() * task_heads_ < 4 * pool_.size();
     for (int head = 0; head < task_heads_; ++head)
       for (int r = 0; r < span.rows; r += chunk) {
@@ -157,11 +173,17 @@ void Executor::fetch_slot(const AttentionOp& op, const AttentionTask& task) cons
   for (int d = 0; d < c.k_pad / 2; ++d) __builtin_prefetch(k + (size_t)d * kBlock * 2 * c.element(), 1, 2);
 }
 
-// Hand out tasks, a few at a time where there are many, so that a thread knows what comes next.
+// Hand out tasks, a few at a time where there are many, so that a thread knows what comes next; after them it is taken
+// to be what is left when every other thread has taken as many.
 template <class Fn> void Executor::take_tasks(int instruction, Fn fn) {
   const int count = (int)tasks_.size(), each = count >= kFew * pool_.size() ? kTaken : 1;
-  for (int i; (i = next_[instruction * 2].fetch_add(each, std::memory_order_relaxed)) < count;)
-    for (const int end = i + each < count ? i + each : count; i < end; ++i) fn(tasks_[i], i + 1 < end ? &tasks_[i + 1] : nullptr);
+  for (int i; (i = next_[instruction * 2].fetch_add(each, std::memory_order_relaxed)) < count;) {
+    const int end = i + each < count ? i + each : count, likely = i + pool_.size() * each;
+    for (; i < end; ++i) {
+      const int after = i + 1 < end ? i + 1 : likely;
+      fn(tasks_[i], after < count ? &tasks_[after] : nullptr);
+    }
+  }
 }
 
 void Executor::attend(const AttentionOp& op, const AttentionTask& task, const AttentionTask* next, int t) {

@@ -177,6 +177,7 @@ class Executor {
   void check(const StepInput& in) const;
   void plan_spans(const StepInput& in);
   void plan_attention();
+  int chunk_of(int rows, int most, int columns) const;
   OpClass class_of(const Instruction& c) const;
   void run_thread(int t);
   void sample(const SampleInput& draws, SampleOutput& drawn, int t);

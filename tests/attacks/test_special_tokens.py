@@ -129,7 +129,13 @@ class Test6SpecialTokens:
     def test_in_a_message_they_are_text(self, tenants: Server) -> None:
         plain = self.count(tenants, {"messages": [{"role": "user", "content": "x"}]})
         assert self.count(tenants, {"messages": [{"role": "user", "content": MARK}]}) == plain
-        assert self.count(tenants, {"messages": [{"role": MARK, "content": "x"}]}) == plain
+
+    @pytest.mark.parametrize("role", [MARK, "user\nx", "user ", "é", "a" * 65, "9"])
+    def test_a_role_is_a_plain_word(self, tenants: Server, role: str) -> None:
+        with tenants.client() as http:
+            answer = http.post("/tokenize", json={"messages": [{"role": role, "content": "x"}]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages[0].role"
 
     def test_in_a_tool_they_are_text(self, tenants: Server) -> None:
         def tool(text: str) -> list[Any]:

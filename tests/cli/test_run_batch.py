@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,31 @@ def test_a_batch_and_the_rest_of_it(tiny_gguf: Path, tmp_path: Path) -> None:
     assert found["bad"]["response"]["status_code"] == 400
     assert found["stream"]["error"]["code"] == "invalid_request"
     assert found["r3"]["response"]["body"]["choices"][0]["text"]
+
+
+def test_a_batch_that_is_killed_goes_on(tiny_gguf: Path, tmp_path: Path) -> None:
+    """kill -9 in the midst of it: the second run answers the rest, everything once, and no engine is left behind."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"r{n}", max_tokens=150, ignore_eos=True) for n in range(60)))
+    common = (
+        "run-batch", str(tiny_gguf), "-i", str(source), "-o", str(out), "--served-model-name", "tiny", "--threads", "1",
+        "--max-model-len", "256", "--json",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "slipstream", *common]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        end = time.monotonic() + 60
+        while not (out.exists() and out.read_text().count("\n") >= 3) and time.monotonic() < end:
+            time.sleep(0.005)
+        engines = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=False)
+        first.kill()
+    known = out.read_text().count("\n")
+    assert 3 <= known < 60
+    again = run(*common)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == {"answered": 60 - known, "failed": 0, "known": known}
+    names = [json.loads(row)["custom_id"] for row in out.read_text().splitlines()]
+    assert sorted(names) == sorted(f"r{n}" for n in range(60))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engines.stdout.split())
 
 
 def test_what_is_no_batch(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.accounts import StepAccounts
 from slipstream.engine.cost import cost_model, decode_step, fit_cost
+from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.engine.explain import Load, explain, explain_finished, native_executable
 from slipstream.engine.flight import Flight
 from slipstream.engine.foresight import foresee
@@ -25,6 +26,7 @@ from slipstream.roofline.accounting import ShiftedSpans
 from slipstream.roofline.counters import count_bytes
 from slipstream.roofline.probe import Figure, Probe
 from slipstream.scheduling import Plan, State, schedule
+from tests.speculation.folders import dspark_folder, eagle3_folder
 
 PROMPT = list(range(40))
 PARAMS = SamplingParams(temperature=0.7, seed=1, max_tokens=60, ignore_eos=True)
@@ -285,7 +287,7 @@ def test_cost_models_are_kept(model: Model, tmp_path: Path, monkeypatch: pytest.
 def test_foresight(tiny_gguf: Path, model: Model) -> None:
     rate = Figure(10e9, 10e9, 10e9)
     probe = Probe("", "made up", 2, 1 << 34, {}, {2: rate}, rate, {}, {"avx512": {"int8": Figure(1e12, 1e12, 1e12)}})
-    result = foresee(tiny_gguf, LoadOptions(), 100, probe)
+    result = foresee(tiny_gguf, LoadOptions(), 100, Speculative.parse("auto"), probe)
     assert result.cache_bytes == model.kv_bytes
     assert result.weight_bytes == native_executable(model).stored_bytes
     assert result.fits
@@ -293,6 +295,26 @@ def test_foresight(tiny_gguf: Path, model: Model) -> None:
     assert len(result.lines()) == 3
     step = result.weight_bytes + 100 * model.cache.bytes_per_token
     assert result.ceiling.tok_s == pytest.approx(10e9 / step, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["draft", "eagle3", "dspark"])
+def test_what_a_drafter_will_hold(tiny_gguf: Path, tmp_path: Path, kind: str) -> None:
+    """Known before anything is loaded: the cache to the byte, the weights about."""
+    if kind == "draft":
+        said = f"draft:{tiny_gguf}"
+    else:
+        said = str((eagle3_folder if kind == "eagle3" else dspark_folder)(tmp_path / kind))
+    wanted, options = Speculative.parse(said), LoadOptions()
+    model, controller = load_speculative(str(tiny_gguf), options, wanted)
+    assert controller is not None
+    assert controller.neural is not None
+    held = controller.neural.held_bytes
+    rate = Figure(10e9, 10e9, 10e9)
+    probe = Probe("", "made up", 2, 1 << 34, {}, {2: rate}, rate, {}, {"avx512": {"int8": Figure(1e12, 1e12, 1e12)}})
+    result = foresee(tiny_gguf, options, 100, wanted, probe)
+    assert 0.5 * held < result.drafter_bytes < 1.5 * held
+    assert result.total_bytes > result.weight_bytes + result.cache_bytes + result.drafter_bytes - 1
+    assert f"{result.drafter_bytes / 1e6:.0f} MB for the drafter" in result.lines()[0]
 
 
 def test_counters_count_or_say_why_not() -> None:

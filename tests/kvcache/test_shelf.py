@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import SlipstreamError
 from slipstream.kvcache import Shelf
-from slipstream.kvcache.shelf import MAGIC
+from slipstream.kvcache.shelf import MAGIC, SCRATCH
 from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace
 
 SIZE = 4096
@@ -115,6 +116,16 @@ def test_a_full_disk_ends_writing_and_nothing_else(tmp_path: Path, monkeypatch: 
     assert not one.write("another", KEY, content(1))
     assert one.read(name, (*KEY[:-1], 0), np.zeros(SIZE, np.uint8))
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.block"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """But not what another one is writing."""
+    left, young = tmp_path / f".{'a' * 32}.77{SCRATCH}", tmp_path / f".{'b' * 32}.78{SCRATCH}"
+    left.write_bytes(b"half of a block")
+    young.write_bytes(b"half of another")
+    os.utime(left, (1e9, 1e9))
+    assert len(shelf(tmp_path)) == 0
+    assert (left.exists(), young.exists()) == (False, True)
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

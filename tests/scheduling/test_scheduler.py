@@ -1,12 +1,8 @@
-"""The scheduler: a seeded simulation of traffic in tiny pools, and the promises that every plan keeps."""
+"""The scheduler: the promises that every plan keeps, one by one."""
 
 from __future__ import annotations
 
-import copy
-import random
-from dataclasses import dataclass, field, replace
-
-import pytest
+from dataclasses import replace
 
 from slipstream.kvcache import BlockPool
 from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace, StepShape
@@ -189,112 +185,3 @@ def test_cached_prefixes_are_counted() -> None:
     pool = BlockPool(100)
     plan = plan_of([sequence(0, 1000)], pool, limits=Limits(2000), peek=lambda s: 960)
     assert rows_of(plan) == {0: 40}
-
-
-@dataclass
-class Simulation:
-    """Traffic against the scheduler alone: arrivals, answers of random length, cancellations, a tiny pool."""
-
-    seed: int
-    log: list[str] = field(default_factory=list)
-
-    def run(self) -> None:
-        rng = random.Random(self.seed)
-        pool, spare = BlockPool(rng.randint(4, 24)), BlockPool(rng.choice([0, 3, 20]))
-        limits = Limits(
-            rng.choice([4, 16, 64]), rng.choice([1, 3, 100]), rng.choice([None, 0.05]), rng.choice([None, 1.0])
-        )
-        cost = rng.choice([None, COST, replace(COST, copy=1e-3)])
-        sequences: list[Sequence] = []
-        left: dict[int, int] = {}
-        served: dict[str, float] = {}
-        arrivals, now, number, idle = rng.randint(1, 12), 0.0, 0, 0
-        while arrivals or sequences:
-            now += 0.01
-            if arrivals and rng.random() < 0.4:
-                arrivals -= 1
-                s = sequence(
-                    number,
-                    rng.randint(1, 32 * pool.size + 20),
-                    tenant=rng.choice("abc"),
-                    priority=rng.choice([0, 0, 2]),
-                    arrived=now,
-                    deadline=now + rng.choice([1e9, 1e9, 2.0]),
-                )
-                sequences.append(s)
-                left[number] = rng.randint(1, 40)
-                served.setdefault(s.tenant, 0.0)
-                number += 1
-            if sequences and rng.random() < 0.02:
-                self.end(rng.choice(sequences), sequences, pool, spare)
-            state = State(now, sequences, pool, limits, served, cost, 1000, spare=spare.free)
-            before = copy.deepcopy(([vars(s) for s in sequences], pool.available))
-            plan = schedule(state)
-            assert ([vars(s) for s in sequences], pool.available) == before, "planning changes nothing"
-            again = schedule(state)
-            assert plan.spans == again.spans
-            self.apply(plan, sequences, pool, spare, limits, served)
-            for s, rows, _ in plan.spans:
-                if rows and s.computed == len(s.tokens):
-                    s.append(2)
-                    left[s.request] -= 1
-                    if not left[s.request]:
-                        self.end(s, sequences, pool, spare)
-            spare.check([s.saved for s in sequences])
-            pool.check([s.blocks for s in sequences])
-            idle = 0 if plan.spans or plan.too_large or plan.expired or not sequences else idle + 1
-            assert idle < 3, f"seed {self.seed}: nothing runs, and nothing ends"
-        assert pool.free == pool.size
-
-    def apply(
-        self,
-        plan: Plan,
-        sequences: list[Sequence],
-        pool: BlockPool,
-        spare: BlockPool,
-        limits: Limits,
-        served: dict[str, float],
-    ) -> None:
-        assert sum(rows + drafts for _, rows, drafts in plan.spans) <= limits.max_rows
-        assert len({s.request for s, _, _ in plan.spans}) == len(plan.spans)
-        for s in (*plan.too_large, *plan.expired):
-            self.end(s, sequences, pool, spare)
-        assert all(s in plan.preempted for s in plan.saved)
-        for s in plan.preempted:
-            assert s.request not in {span.sequence.request for span in plan.spans}
-            pool.release(s.blocks)
-            if s in plan.saved:
-                s.saved = spare.take(len(s.blocks))
-            else:
-                s.computed = 0
-            s.blocks = []
-        for s, rows, _ in plan.spans:
-            assert 1 <= rows <= s.missing
-            if s.saved:
-                s.blocks = pool.take(len(s.saved))
-                spare.release(s.saved)
-                s.saved = []
-            s.blocks.extend(pool.take(blocks_needed(s, s.computed + rows)))
-            s.computed += rows
-            served[s.tenant] += rows
-        assert sum(1 for s in sequences if s.blocks) <= limits.max_sequences or limits.max_sequences == 1
-
-    @staticmethod
-    def end(s: Sequence, sequences: list[Sequence], pool: BlockPool, spare: BlockPool) -> None:
-        pool.release(s.blocks)
-        spare.release(s.saved)
-        s.blocks, s.saved = [], []
-        sequences.remove(s)
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_simulation(block: int) -> None:
-    for seed in range(block * 60, block * 60 + 60):
-        Simulation(seed).run()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_simulation_long() -> None:
-    for seed in range(100_000, 110_000):
-        Simulation(seed).run()

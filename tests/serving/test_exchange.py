@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.requests import Request
 
 from slipstream.engine.messages import RequestTimings
@@ -14,9 +18,10 @@ from slipstream.engine.output import Chunk
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving.answers import CompletionAnswer
 from slipstream.serving.errors import ApiError
-from slipstream.serving.exchange import Exchange, ServerLimits, Wanted
-from slipstream.serving.keys import MOST_PRIORITY, Key
+from slipstream.serving.exchange import GONE, Exchange, ServerLimits, Wanted
+from slipstream.serving.keys import MOST_PRIORITY, Key, Keys
 from slipstream.serving.metrics import Metrics
+from slipstream.serving.tracing import Tracing
 
 
 class Client:
@@ -75,7 +80,7 @@ def test_whoever_leaves_is_not_worked_for(stream: bool, prompts: int, said: int)
     """The engine is told at once, whether anything was said or not, and the key has its place again."""
 
     async def run() -> None:
-        client, caller, key = Client(said), Caller(), Key("k", b"", max_concurrent=1)
+        client, caller, key = Client(said), Caller(), Key("k", b"", max_concurrent=prompts)
         exchange = Exchange(client, ServerLimits(), Metrics("m", _Nothing()))  # type: ignore[arg-type]
         wanted = Wanted([([1], SamplingParams())] * prompts, stream=stream)
 
@@ -86,7 +91,7 @@ def test_whoever_leaves_is_not_worked_for(stream: bool, prompts: int, said: int)
         task = asyncio.create_task(serve())
         await until(lambda: client.open == prompts)
         await until(lambda: not (stream and said) or len(caller.sent) > prompts * said)
-        assert key.running == 1
+        assert key.running == prompts
         with pytest.raises(ApiError, match="at once"):
             await exchange.run(caller.request, key, wanted, answer(prompts))
         caller.gone.set()
@@ -95,6 +100,84 @@ def test_whoever_leaves_is_not_worked_for(stream: bool, prompts: int, said: int)
         await asyncio.wait_for(task, 5)
 
     asyncio.run(run())
+
+
+def test_a_stream_that_nobody_reads_ends() -> None:
+    """Its client may leave between the first token and the response's beginning."""
+
+    async def run() -> None:
+        client, caller, key = Client(1), Caller(), Key("k", b"")
+        exchange = Exchange(client, ServerLimits(), Metrics("m", _Nothing()))  # type: ignore[arg-type]
+        response = await exchange.run(
+            caller.request, key, Wanted([([1], SamplingParams())], stream=True), answer(1)
+        )  # fmt: skip
+        assert (client.open, key.running) == (1, 1)
+        del response
+        gc.collect()
+        await until(lambda: client.open == 0)
+        await until(lambda: key.running == 0)
+
+    asyncio.run(run())
+
+
+def test_how_requests_end_is_in_their_spans() -> None:
+    """Those that are refused, and those whose client leaves, too."""
+
+    async def run() -> None:
+        memory, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(memory))
+        metrics = Metrics("m", _Nothing())  # type: ignore[arg-type]
+        exchange = Exchange(Client(2), ServerLimits(max_queue=2), metrics)  # type: ignore[arg-type]
+        exchange.tracing = Tracing.over(provider)
+
+        async def left(stream: bool) -> None:
+            caller = Caller()
+            wanted = Wanted([([1], SamplingParams())], stream=stream)
+
+            async def serve() -> None:
+                response = await exchange.run(caller.request, Key("k", b""), wanted, answer(1))
+                await response(caller.request.scope, caller.receive, caller.send)
+
+            task = asyncio.create_task(serve())
+            await asyncio.sleep(0.05)
+            caller.gone.set()
+            await asyncio.wait_for(task, 5)
+
+        await left(stream=True)
+        await left(stream=False)
+        with pytest.raises(ApiError, match="at most 2 prompts"):
+            await exchange.run(
+                Caller().request, Key("k", b""), Wanted([([1], SamplingParams())] * 3), answer(3)
+            )  # fmt: skip
+        await until(lambda: len(memory.get_finished_spans()) == 3)
+        spans = memory.get_finished_spans()
+        assert [span.status.status_code.name for span in spans] == ["ERROR"] * 3
+        assert [span.status.description for span in spans[:2]] == [GONE, GONE]
+        assert "at most 2 prompts" in (spans[2].status.description or "")
+        assert b'slipstream_requests_failed_total{model_name="m",status="499"} 2.0' in metrics.render()
+
+    asyncio.run(run())
+
+
+def test_nobody_fills_the_queue() -> None:
+    """There is room for a key that has nothing in it, however much the others want."""
+    keys = [Key(name, b"") for name in "abc"]
+    Keys(keys)
+    a, b, c = keys
+    with a.admitted(4, 8):
+        with pytest.raises(ApiError, match="4 of the queue's 8") as error, a.admitted(1, 8):
+            pass
+        assert error.value.status == 429
+        with b.admitted(2, 8):
+            assert (a.share(8), b.share(8), c.share(8)) == (3, 3, 3)
+            with c.admitted(2, 8):
+                pass
+    alone = Key("alone", b"")
+    Keys([alone])
+    with alone.admitted(8, 8):
+        pass
+    with Keys([]).find(None).admitted(8, 8):
+        pass
 
 
 def test_nobody_pushes_in() -> None:

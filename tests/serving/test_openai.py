@@ -119,6 +119,16 @@ def test_many_at_once_get_the_same_bits(client: openai.OpenAI) -> None:
         assert list(pool.map(one, range(12))) == alone
 
 
+def test_timings_of_several_choices(client: openai.OpenAI) -> None:
+    """Tokens a second are those that each had, not those of all."""
+    answer = ask(client, n=4, extra_body={"timings": True, "ignore_eos": True})
+    (timings,) = answer.timings
+    assert (timings["choices"], timings["generated_tokens"]) == (4, 80)
+    rate = 19 / timings["decode_seconds"]
+    ceiling = client.models.retrieve("tiny").ceiling_tok_s  # type: ignore[attr-defined]
+    assert timings["ceiling_fraction"] == pytest.approx(rate / ceiling, rel=0.01)
+
+
 def test_timings(client: openai.OpenAI) -> None:
     (timings,) = ask(client, extra_body={"timings": True, "ignore_eos": True}).timings
     assert timings["generated_tokens"] == 20

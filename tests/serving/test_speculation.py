@@ -40,6 +40,7 @@ def complete(server: Server, **fields: object) -> dict[str, object]:
     return answer.json()
 
 
+@pytest.mark.features("text drafts", "sampling", "n", "stop", "logprobs")
 def test_the_same_answers_and_figures_besides(plain: Server, drafted: Server) -> None:
     for fields in ({}, {"temperature": 0.8}, {"n": 2, "temperature": 0.5}, {"stop": ["e"]}, {"logprobs": 2}):
         ours, theirs = complete(drafted, **fields), complete(plain, **fields)
@@ -71,6 +72,7 @@ def test_metrics_by_drafter_and_tag(drafted: Server) -> None:
         assert f'{name}{{model_name="tiny"}}' in text
 
 
+@pytest.mark.features("text drafts", "streaming")
 def test_events_of_one_size(plain: Server, drafted: Server) -> None:
     sizes: dict[str, list[int]] = {}
     texts: dict[str, str] = {}

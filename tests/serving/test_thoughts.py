@@ -236,6 +236,7 @@ def asked(
 
 @protocols
 @settings
+@pytest.mark.features("thoughts", "streaming")
 def test_thoughts_are_apart_from_what_is_said(setting: Setting, protocol: str) -> None:
     _, ended, called = PROTOCOLS[protocol]
     text = setting.written("Hm, é.", "Yes.")
@@ -282,6 +283,7 @@ JSON_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema"
 
 
 @settings
+@pytest.mark.features("thoughts", "grammar")
 def test_what_is_held_to_a_form_is_no_thought(setting: Setting) -> None:
     """Even where the prompt has begun one: an answer that can be nothing but JSON never ends it."""
     said = '{"zone": "UTC"}'
@@ -299,6 +301,7 @@ def test_what_is_held_to_a_form_is_no_thought(setting: Setting) -> None:
 
 @protocols
 @settings
+@pytest.mark.features("thoughts", "tools", "grammar", "streaming")
 def test_strict_tools_leave_room_for_thoughts(setting: Setting, protocol: str) -> None:
     """The model may think before it calls, and its marks are seen."""
     text = setting.written("Hm.", f"I look.\n{CALL}")

@@ -189,9 +189,10 @@ SCRIPTS = ['"}', '"]', "\\", '", "', "</tool_call>", "<tool_call>", "[TOOL_CALLS
 @pytest.mark.parametrize("name", sorted(TOOLS))
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("choice", ["required", "weather", "weather.zone:v1-2"])
+@pytest.mark.features("tools", "grammar", "streaming")
 def test_calls_that_must_be_made_are_found(name: str, choice: str, parallel: bool, tokenizer: Bytes) -> None:
     rng = random.Random(f"{name} {choice} {parallel} {tokenizer is PLAIN}")
-    box = Toolbox(TOOLS[name], TWO, choice, parallel)
+    box = Toolbox(TOOLS[name], TWO, True, None if choice == "required" else choice, parallel)
     grammar = box.grammar(tokenizer)  # type: ignore[arg-type]
     scripts = [*map(tokenizer.encode, SCRIPTS), *map(tokenizer.marked, MARKS)]
     names: set[str] = set()
@@ -218,10 +219,11 @@ def test_calls_that_must_be_made_are_found(name: str, choice: str, parallel: boo
 @tokenizers
 @pytest.mark.parametrize("name", sorted(IN_TEXT))
 @pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.features("tools", "grammar", "streaming")
 def test_strict_calls_in_a_text_are_found(name: str, parallel: bool, tokenizer: Bytes) -> None:
     """Text before, between and after them, marks that are begun and left, and marks spelt out letter by letter."""
     rng = random.Random(f"{name} {parallel} {tokenizer is PLAIN}")
-    box = Toolbox(TOOLS[name], TWO, "auto", parallel)
+    box = Toolbox(TOOLS[name], TWO, parallel=parallel)
     grammar = box.grammar(tokenizer)  # type: ignore[arg-type]
     mark, _ = IN_TEXT[name]
     begun = [tokenizer.marked(mark), tokenizer.encode(mark), tokenizer.encode(mark[:-1])]
@@ -255,6 +257,7 @@ def test_strict_calls_in_a_text_are_found(name: str, parallel: bool, tokenizer: 
 
 
 @pytest.mark.parametrize("name", sorted(IN_TEXT))
+@pytest.mark.features("tools", "thoughts", "grammar")
 def test_special_tokens_of_thoughts_have_room_in_a_text_and_nowhere_else(name: str) -> None:
     begin, end = (WITH_MARKS.special[mark] for mark in ("[THINK]", "[/THINK]"))
     box, before = Toolbox(TOOLS[name], TWO), WRITTEN[name][0] + WRITTEN[name][1]

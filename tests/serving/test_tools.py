@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -56,6 +56,7 @@ def test_a_tool_that_must_be_called_is(client: openai.OpenAI) -> None:
         assert call.id.startswith("call_")
 
 
+@pytest.mark.features("tools", "grammar", "streaming")
 def test_streamed_calls_are_the_whole_ones(client: openai.OpenAI) -> None:
     settings: Any = {
         "model": "tiny", "messages": ASK, "tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 250,
@@ -185,6 +186,7 @@ ANSWERS: dict[type[Any], Any] = {ChatAnswer: by_chat, ResponsesAnswer: by_respon
 @pytest.mark.parametrize("name", sorted(TOOLS))
 @pytest.mark.parametrize("reasoning", sorted(REASONING))
 @pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.features("tools", "thoughts", "streaming")
 def test_deltas_add_up_to_the_message(kind: type[Any], name: str, reasoning: str, parallel: bool) -> None:
     """However the text falls into pieces, in every protocol and format."""
     begin, end = REASONING[reasoning]
@@ -219,6 +221,29 @@ def test_a_format_for_every_way_to_call() -> None:
         assert box.call_id("given") == "given"
     with pytest.raises(ApiError):
         toolbox_of([WEATHER], {"type": "tool"}, None, TOOLS["json"])
+
+
+@pytest.mark.parametrize("name", ["none", "auto", "required"])
+def test_a_tool_may_be_called_anything(name: str) -> None:
+    """A tool's name is not taken for the word."""
+    tools = [{"type": "function", "function": {"name": name}}, WEATHER]
+    chosen = {"type": "function", "function": {"name": name}}
+    box = toolbox_of(tools, chosen, None, TOOLS["json"])
+    assert box is not None
+    assert (box.must, box.only) == (True, name)
+    grammars = {json.dumps(choice): _grammar(tools, choice) for choice in (chosen, "required", "auto")}
+    assert len(set(grammars.values())) == 3
+    assert WEATHER["function"]["name"] not in grammars[json.dumps(chosen)]
+    assert toolbox_of(tools, "none", None, TOOLS["json"]) is None
+
+
+def _grammar(tools: list[Any], choice: Any) -> str:
+    class Plain:
+        special: ClassVar[dict[str, int]] = {}
+
+    box = toolbox_of(tools, choice, None, TOOLS["json"])
+    assert box is not None
+    return box.grammar(Plain())  # type: ignore[arg-type]
 
 
 def test_tools_are_bounded_together() -> None:

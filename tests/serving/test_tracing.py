@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -19,10 +17,13 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def test_a_span_for_a_request() -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    begun = time.time() - 2.0
-    Tracing.over(provider).ended("chat", "m", {"traceparent": PARENT}, begun, [TIMINGS])
+    span = Tracing.over(provider).begin("chat", "m", {"traceparent": PARENT})
+    span.end([TIMINGS])
+    span.end(problem="it has ended already")
+    assert len(memory.get_finished_spans()) == 4
     spans = {span.name: span for span in memory.get_finished_spans()}
     whole = spans["chat m"]
+    assert whole.status.is_ok
     assert whole.attributes is not None
     assert whole.attributes["gen_ai.usage.input_tokens"] == 100
     assert whole.attributes["gen_ai.usage.output_tokens"] == 20
@@ -42,4 +43,4 @@ def test_a_span_for_a_request() -> None:
 
 def test_without_an_endpoint_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    Tracing.start().ended("chat", "m", {}, time.time(), [TIMINGS])
+    Tracing.start().begin("chat", "m", {}).end([TIMINGS])

@@ -277,6 +277,7 @@ CASES = list(itertools.product(SETTINGS, PROPOSALS))
 
 
 @pytest.mark.parametrize(("setting", "proposal"), CASES)
+@pytest.mark.features("rejection", "sampling")
 def test_rejection_keeps_the_law(setting: str, proposal: str) -> None:
     p_value, tau = run(SETTINGS[setting], PROPOSALS[proposal], RejectionVerification(), TRIALS)
     assert p_value > LEAST

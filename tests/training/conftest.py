@@ -21,14 +21,22 @@ ANSWERS, LENGTH = 60, 48
 
 @pytest.fixture(scope="session")
 def tiny_fingerprint(tiny_gguf: Path) -> str:
-    checkpoint = open_checkpoint(tiny_gguf)
-    return fingerprint_of(read_config(checkpoint), checkpoint)
+    return fingerprint(tiny_gguf)
 
 
 @pytest.fixture(scope="session")
-def tiny_records(tiny_gguf: Path, tiny_fingerprint: str) -> list[Record]:
+def tiny_records(tiny_gguf: Path) -> list[Record]:
+    return greedy_records(tiny_gguf)
+
+
+def fingerprint(target: Path) -> str:
+    checkpoint = open_checkpoint(target)
+    return fingerprint_of(read_config(checkpoint), checkpoint)
+
+
+def greedy_records(target: Path) -> list[Record]:
     """Greedy answers to prompts of a few words."""
-    model, rng = load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1)), random.Random(0)
+    model, rng = load_model(str(target), LoadOptions(max_rows=64, threads=1)), random.Random(0)
     engine, records = Engine(model), []
     for number in range(ANSWERS):
         prompt = [rng.choice(b"abcdefgh ") for _ in range(rng.randrange(6, 20))]
@@ -39,7 +47,7 @@ def tiny_records(tiny_gguf: Path, tiny_fingerprint: str) -> list[Record]:
             Record(
                 (*prompt, *tokens),
                 (span,),
-                tiny_fingerprint,
+                fingerprint(target),
                 "",
                 f"tag{number % 2}",
                 "",

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream.engine import Engine, LoadOptions
+from slipstream.engine import Engine, LoadOptions, load_model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.errors import UsageError
 from slipstream.speculation.tapped import TappedDrafter
@@ -38,8 +38,10 @@ from slipstream.training.resources import Meter
 from slipstream.training.store import TrafficStore, Which
 from slipstream.training.trainer import STATE, Schedule
 from slipstream.training.training import CARD, CURVES, TrainOptions, prepare, read_until, train
+from tests.conftest import write_tiny_gguf
 from tests.engine.test_jitter import collect
 from tests.speculation.test_state import loaded
+from tests.training.conftest import greedy_records
 
 SCHEDULE = Schedule(1, round_tokens=1024, batch_tokens=256, uses=2, learning_rate=3e-3, draft_len=4)
 OPTIONS = TrainOptions(rounds=6, schedule=SCHEDULE, held_out=0.2, threads=1, max_len=128)
@@ -105,6 +107,30 @@ def test_a_leak_is_found(tiny_gguf: Path, tiny_records: list[Record], tmp_path: 
 
     examples, _ = examples_of(tiny_records, tiny_records[0].target, 128)
     assert leaks(drafter, examples, Leaking(model, drafter.needs.taps), 4)
+
+
+def test_taps_off_by_a_layer_cost_tokens(tmp_path: Path) -> None:
+    """A trained drafter that is handed the hidden states of the layer before or after hears another language."""
+    target, folder = tmp_path / "deep.gguf", tmp_path / "d"
+    write_tiny_gguf(target, layers=8)
+    records = greedy_records(target)
+    with TrafficStore(tmp_path / "deep.db") as store:
+        store.add(records)
+    trained(target, tmp_path / "deep.db", folder, kind="eagle3", rounds=30)
+    wanted = Speculative("folder", str(folder), only=True)
+    _, controller = load_speculative(str(target), LoadOptions(max_rows=64, threads=1), wanted)
+    assert controller is not None
+    drafter: Any = controller.neural
+    examples, _ = examples_of(records[-12:], records[0].target, 128)
+
+    def reached(shift: int) -> float:
+        taps = tuple(tap + shift for tap in drafter.needs.taps)
+        model = load_model(str(target), LoadOptions(max_rows=64, threads=1, taps=taps))
+        return tau(replay(drafter, examples, 4, FeatureSource(model, taps)))
+
+    right = reached(0)
+    assert right > 1.15
+    assert max(reached(-1), reached(1)) < 1.0 + 0.7 * (right - 1.0)
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -65,12 +65,20 @@ template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block,
 
 constexpr int kAhead = 2;  // blocks between a fetch and the use
 
+// Queries together: two sums each, and what is broadcast, must fit into the registers.
+constexpr int kTogether = W == 16 ? 6 : 4;
+
+template <class Fn, int M> inline void by_rows_left(int left, int m, Fn& fn) {
+  if constexpr (M > 0) {
+    if (left == M) fn.template operator()<M>(m);
+    else by_rows_left<Fn, M - 1>(left, m, fn);
+  }
+}
+
 template <class Fn> inline void by_rows(int queries, Fn fn) {
   int m = 0;
-  for (; m + 4 <= queries; m += 4) fn.template operator()<4>(m);
-  if (queries - m == 3) fn.template operator()<3>(m);
-  else if (queries - m == 2) fn.template operator()<2>(m);
-  else if (queries - m == 1) fn.template operator()<1>(m);
+  for (; m + kTogether <= queries; m += kTogether) fn.template operator()<kTogether>(m);
+  by_rows_left<Fn, kTogether - 1>(queries - m, m, fn);
 }
 
 // The largest of s[from..to), s aligned.

@@ -87,10 +87,10 @@ inline void panel_rows(const Matrix& w, int p, const Acts& a, int r, float* y, s
   }
 }
 
-// Rows that a panel takes at once: what the registers hold. K-quants keep a minimum and small scales there as well.
+// Rows that a panel takes at once: what the registers hold. K-quants keep small scales there as well.
 template <Format T> constexpr int most_rows() {
   if constexpr (is_int(T))
-    if (int_shape(T).sub != Sub::None || int_shape(T).minimum) return SLIP_ROWS < 6 ? SLIP_ROWS : 6;
+    if (int_shape(T).sub != Sub::None) return SLIP_ROWS < 6 ? SLIP_ROWS : 6;
   return SLIP_ROWS;
 }
 

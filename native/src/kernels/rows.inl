@@ -28,7 +28,6 @@ void prepare(const float* x, int k, int r, const Acts& a) {
     for (int i = 0; i < k; i += W) storef(a.bf16 + (size_t)r * padded + i, vround_bf16(loadf(x + i)));
   if (!a.q) return;
   alignas(64) float last[kGroup] = {};
-  alignas(64) int32_t n[kGroup];
   for (int g = 0; g < a.groups; ++g) {
     const float* in = x + g * kGroup;
     if ((g + 1) * kGroup > k) {
@@ -39,18 +38,14 @@ void prepare(const float* x, int k, int r, const Acts& a) {
     }
     F peaks = set1f(0.0f);
     for (int i = 0; i < kGroup; i += W) peaks = maxf(peaks, absf(loadf(in + i)));
-    alignas(64) float p[W];
-    storef(p, peaks);
-    float peak = 0;
-    for (float v : p) peak = v > peak ? v : peak;
-    float inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    const float peak = max_of(peaks), inverse = peak > 0 ? 127.0f / peak : 0.0f;
     int32_t half[2] = {0, 0};
     size_t at = tile + (size_t)g * h;
     int8_t* q = a.q + at * kGroup;
-    for (int i = 0; i < kGroup; i += W) storei(n + i, to_int(loadf(in + i) * set1f(inverse)));
-    for (int i = 0; i < kGroup; ++i) {
-      q[i] = (int8_t)n[i];
-      half[i / 16] += n[i];
+    for (int i = 0; i < kGroup; i += W) {
+      const I n = to_int(loadf(in + i) * set1f(inverse));
+      store_i8(q + i, n);
+      half[i / 16] += sum_of(n);
     }
     float scale = peak / 127.0f;
     a.scale[at] = scale;

@@ -46,14 +46,6 @@ void argmax(const float* x, int n, float* best, int* index) {
   if (*index < 0) *index = 0;
 }
 
-inline float peak_of(F x) {
-  alignas(64) float lanes[W];
-  storef(lanes, x);
-  for (int step = W / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] = lanes[i] > lanes[i + step] ? lanes[i] : lanes[i + step];
-  return lanes[0];
-}
-
 // Random words for tokens 4 * counter + (0..3), counters in W lanes.
 inline void philox(I counter, const Noise& noise, I (&c)[4]) {
   c[0] = counter;
@@ -91,9 +83,7 @@ inline F gumbel(I word) {
 // What the random word of a token has to exceed, in its upper 24 bits, if a score is to reach `best`: noise is at most
 // -log(1 - u), since -log u >= 1 - u. 0.01 is more than all rounding. Nothing is hopeless if the result is negative.
 inline float needed(float score, float best) {
-  alignas(64) float e[kPanel] = {score + 0.01f - best};
-  storef(e, vexp(loadf(e)));
-  return 16777216.0f * (1.0f - e[0]) - 2.0f;
+  return 16777216.0f * (1.0f - first_of_all(vexp(set1f(score + 0.01f - best)))) - 2.0f;
 }
 
 void token_noise(const int32_t* tokens, int n, const Noise& noise, float* out) {
@@ -161,7 +151,7 @@ void argmax_noise(const float* x, float inverse_temperature, int first, int n, c
         top = maxf(top, loadf(own + j * W));
         word = maxf(word, to_float(shr<8>(words[j])));
       }
-      if (peak_of(word) < needed(peak_of(top) * inverse_temperature, *best)) continue;
+      if (max_of(word) < needed(max_of(top) * inverse_temperature, *best)) continue;
     }
     see(from, words, whole);
   }

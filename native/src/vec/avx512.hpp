@@ -47,6 +47,10 @@ inline F less(F a, F b, F x, F y) {
 inline F load_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 inline I load_u8(const void* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline I load_i8(const void* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
+inline void store_i8(void* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+inline float max_of(F a) { return _mm512_reduce_max_ps(a.v); }
+inline float first_of_all(F a) { return _mm512_cvtss_f32(a.v); }
+inline int32_t sum_of(I a) { return _mm512_reduce_add_epi32(a.v); }
 inline void load_i8_pairs(const void* p, F& even, F& odd) {
   __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
   even.v = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));

@@ -51,6 +51,26 @@ EMU Floats cvtph_ps(__m256i h) { return {_mm256_cvtph_ps(_mm256_castsi256_si128(
 EMU Ints cvtepu8_epi32(__m128i b) { return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))}; }
 EMU Ints cvtepi8_epi32(__m128i b) { return {_mm256_cvtepi8_epi32(b), _mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))}; }
 EMU Ints cvtepi8_epi16(__m256i b) { return {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(b)), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(b, 1))}; }
+EMU __m128i cvtepi32_epi8(Ints a) {
+  int32_t wide[16];
+  int8_t narrow[16];
+  storei(wide, a);
+  for (int i = 0; i < 16; ++i) narrow[i] = (int8_t)wide[i];
+  return _mm_loadu_si128((const __m128i*)narrow);
+}
+EMU float reduce_max_ps(Floats a) {
+  float lanes[16];
+  storef(lanes, a);
+  for (int i = 1; i < 16; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+  return lanes[0];
+}
+EMU float cvtss_f32(Floats a) { return _mm256_cvtss_f32(a.low); }
+EMU int32_t reduce_add_epi32(Ints a) {
+  int32_t lanes[16], total = 0;
+  storei(lanes, a);
+  for (int32_t lane : lanes) total += lane;
+  return total;
+}
 EMU Ints ternarylogic_epi32(Ints a, Ints b, Ints c, int table) {
   uint32_t x[16], y[16], z[16];
   storei(x, a); storei(y, b); storei(z, c);
@@ -171,6 +191,10 @@ EMU void dot_bf16(int c, int a, int b) {
 #define _mm512_cvtepu8_epi32 emulated::cvtepu8_epi32
 #define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtepi8_epi16 emulated::cvtepi8_epi16
+#define _mm512_cvtepi32_epi8 emulated::cvtepi32_epi8
+#define _mm512_cvtss_f32 emulated::cvtss_f32
+#define _mm512_reduce_max_ps emulated::reduce_max_ps
+#define _mm512_reduce_add_epi32 emulated::reduce_add_epi32
 #undef _mm512_ternarylogic_epi32
 #define _mm512_ternarylogic_epi32 emulated::ternarylogic_epi32
 #define _mm512_dpbusd_epi32 emulated::dpbusd_epi32

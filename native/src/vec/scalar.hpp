@@ -56,6 +56,10 @@ inline F load_half(const void* p) {
 }
 inline I load_u8(const void* p) { I r; LANES r.v[i] = ((const uint8_t*)p)[i]; return r; }
 inline I load_i8(const void* p) { I r; LANES r.v[i] = ((const int8_t*)p)[i]; return r; }
+inline void store_i8(void* p, I a) { LANES ((int8_t*)p)[i] = (int8_t)a.v[i]; }
+inline float max_of(F a) { LANES a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0]; return a.v[0]; }
+inline float first_of_all(F a) { return a.v[0]; }
+inline int32_t sum_of(I a) { uint32_t s = 0; LANES s += (uint32_t)a.v[i]; return (int32_t)s; }
 // 2W int8 as W pairs of (low, high) floats
 inline void load_i8_pairs(const void* p, F& even, F& odd) {
   LANES { even.v[i] = ((const int8_t*)p)[2 * i]; odd.v[i] = ((const int8_t*)p)[2 * i + 1]; }

@@ -117,6 +117,20 @@ def _message(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str, s
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
+async def touch(at: Endpoint, path: str) -> float:
+    """Seconds until the whole answer to a GET is there, connection included. Raises SlipstreamError."""
+    begun = time.perf_counter()
+    reader, writer = await asyncio.open_connection(at.host, at.port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {at.host}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+    finally:
+        writer.close()
+    if b" 200 " not in answer[:20]:
+        raise SlipstreamError(f"{path} was answered {answer[:100]!r}")
+    return time.perf_counter() - begun
+
+
 def ask_minimally(at: Endpoint, prompt: Sequence[int], tokens: int, seed: int = 0) -> float:
     """Tokens a second after the first one, seen by a client that does nothing but read its socket."""
     first = last = 0.0

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.load import Endpoint, Sample, ask, ask_minimally, percentile, side_by_side, summary
-from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.bench.load import Endpoint, Sample, ask, ask_minimally, percentile, side_by_side, summary, touch
+from slipstream.engine import Engine, LoadOptions
 from slipstream.engine.cost import cost_model
+from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.errors import SlipstreamError
 from slipstream.program import KVFormat
 from slipstream.program.sampling import SamplingParams
@@ -33,6 +34,8 @@ VOCABULARY = 200
 ALONE_PROMPT, ALONE_ANSWER, TURNS = 32, 128, 7
 TARGET = 1.6
 """Times a lone stream's TPOT that the target is set to: the slowest requests of a hundred stay within twice then."""
+TOUCH_EVERY = 0.05
+"""Seconds between two looks whether the server still answers under load."""
 TICK = 1e-6
 """Seconds that a token takes at the least: a toy's whole answer may come in one piece."""
 LONG_PROMPT, CACHED_PROMPT = 4000, 2000
@@ -86,10 +89,10 @@ def measure(
         fresh_memory = _resident(running)
 
         asyncio.run(side_by_side(1, 2, one))
-        by_streams = {}
+        by_streams, touched = {}, list[float]()
         for done, count in enumerate(streams):
             progress("streams", done, len(streams))
-            samples = asyncio.run(side_by_side(count, max(6, 2 * count), one))
+            samples, touched = asyncio.run(_touched(running, side_by_side(count, max(6, 2 * count), one)))
             by_streams[str(count)] = summary(samples, answer)
         progress("half of what it can do", 0, 1)
         busiest = max(s["output_tok_s"] for s in by_streams.values())
@@ -114,6 +117,7 @@ def measure(
         "prompt": prompt,
         "answer": answer,
         "serve_streams": by_streams,
+        "api_under_load": {"median": statistics.median(touched), "p99": percentile(touched, 0.99)},
         "half_load": summary(half, answer) | {"p99_tpot_over_alone": _p99_tpot(half, answer) / alone},
         "half_load_with_target": summary(kept, answer)
         | {"tpot_target": target, "p99_tpot_over_alone": _p99_tpot(kept, answer) / alone},
@@ -122,6 +126,15 @@ def measure(
         "prefix": prefix,
         "idle": idle | fresh_memory,
     }
+
+
+async def _touched(running: Running, work: Awaitable[list[Sample]]) -> tuple[list[Sample], list[float]]:
+    """What some work came to, and how long the server took to name its model meanwhile, again and again."""
+    touched, working = list[float](), asyncio.ensure_future(work)
+    while not working.done():
+        touched.append(await touch(running.at, "/v1/models"))
+        await asyncio.wait([working], timeout=TOUCH_EVERY)
+    return working.result(), touched
 
 
 def _p99_tpot(samples: Sequence[Sample], answer: int) -> float:
@@ -150,8 +163,8 @@ def _one_stream(
         quantization=named.get("--quantization", "none"),  # type: ignore[arg-type]
         threads=int(named["--threads"]) if "--threads" in named else None,
     )
-    loaded = load_model(model, load)
-    engine = Engine(loaded, cost_model(loaded), prefix_cache=False)
+    loaded, controller = load_speculative(model, load, Speculative.parse(named.get("--speculative", "auto")))
+    engine = Engine(loaded, cost_model(loaded), prefix_cache=False, controller=controller)
     http, inside = [], []
     for turn in range(TURNS):
         prompt = fresh(ALONE_PROMPT)
@@ -160,8 +173,13 @@ def _one_stream(
         list(engine.run(number))
         inside.append(engine.timings[number].decode_tok_s)
         http.append(ask_minimally(running.at, prompt, ALONE_ANSWER, turn))
-    ratio = statistics.median(h / i for h, i in zip(http, inside, strict=True))
-    return {"http_tok_s": statistics.median(http), "in_process_tok_s": statistics.median(inside), "ratio": ratio}
+    turns = [h / i for h, i in zip(http, inside, strict=True)]
+    return {
+        "http_tok_s": statistics.median(http),
+        "in_process_tok_s": statistics.median(inside),
+        "ratio": statistics.median(turns),
+        "turns": turns,
+    }
 
 
 async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> dict[str, Any]:
@@ -174,17 +192,22 @@ async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> 
         await asyncio.sleep(0.5)
         return await ask(running.at, fresh(LONG_PROMPT), 2)
 
+    def p99(samples: Sequence[Sample]) -> float:
+        return percentile([gap for sample in samples for gap in sample.gaps], 0.99)
+
     alone, beside, intruders = [], [], []
     for _ in range(3):
-        alone += [gap for sample in await streams() for gap in sample.gaps]
+        alone.append(p99(await streams()))
         together = await asyncio.gather(streams(), long_prompt())
-        beside += [gap for sample in together[0] for gap in sample.gaps]
+        beside.append(p99(together[0]))
         intruders.append(together[1].ttft)
+    turns = [b / a for a, b in zip(alone, beside, strict=True)]
     return {
         "prompt": LONG_PROMPT,
-        "gap_p99_alone": percentile(alone, 0.99),
-        "gap_p99_beside": percentile(beside, 0.99),
-        "ratio": percentile(beside, 0.99) / percentile(alone, 0.99),
+        "gap_p99_alone": statistics.median(alone),
+        "gap_p99_beside": statistics.median(beside),
+        "ratio": statistics.median(turns),
+        "turns": turns,
         "long_prompt_ttft": statistics.median(intruders),
     }
 
@@ -196,12 +219,13 @@ async def _prefix(running: Running, fresh: Callable[[int], list[int]]) -> dict[s
         prompt = fresh(CACHED_PROMPT)
         cold.append((await ask(running.at, prompt, 2)).ttft)
         warm.append((await ask(running.at, prompt, 2)).ttft)
-    ratio = statistics.median(w / c for w, c in zip(warm, cold, strict=True))
+    turns = [w / c for w, c in zip(warm, cold, strict=True)]
     return {
         "prompt": CACHED_PROMPT,
         "cold_ttft": statistics.median(cold),
         "warm_ttft": statistics.median(warm),
-        "ratio": ratio,
+        "ratio": statistics.median(turns),
+        "turns": turns,
     }
 
 

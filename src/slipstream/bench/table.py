@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,10 @@ def _self_test(r: dict[str, Any]) -> str:
     )
 
 
+def _range(values: Sequence[float], digits: int) -> str:
+    return f"{min(values):.{digits}f}-{max(values):.{digits}f}"
+
+
 def _serve(r: dict[str, Any]) -> str:
     by = "; ".join(
         f"{n} streams: {s['output_tok_s']:.0f} tokens/s, TTFT {s['ttft']['median'] * 1e3:.0f} ms, "
@@ -93,12 +98,14 @@ def _serve(r: dict[str, Any]) -> str:
     )
     return (
         f"{r['prompt']} in, {r['answer']} out. {by}. A {r['interference']['prompt']}-token prompt among 4 streams: "
-        f"gap p99 × {r['interference']['ratio']:.2f}; a {r['prefix']['prompt']}-token prompt again: TTFT × "
-        f"{r['prefix']['ratio']:.3f}; idle {r['idle']['cpu']:.1%} of a core, "
+        f"gap p99 × {r['interference']['ratio']:.2f} (turns {_range(r['interference']['turns'], 2)}); a "
+        f"{r['prefix']['prompt']}-token prompt again: TTFT × {r['prefix']['ratio']:.3f} "
+        f"({_range(r['prefix']['turns'], 3)}); /v1/models under the last load in "
+        f"{r['api_under_load']['median'] * 1e3:.1f} ms (p99 {r['api_under_load']['p99'] * 1e3:.1f}); idle {r['idle']['cpu']:.1%} of a core, "
         f"{r['idle']['beyond_weights_bytes'] / 1e6:.0f} MB beyond the weights; half of the most: TPOT p99 × "
         f"{r['half_load']['p99_tpot_over_alone']:.2f} of alone, × "
         f"{r['half_load_with_target']['p99_tpot_over_alone']:.2f} with a target; one stream "
-        f"{r['one_stream']['ratio']:.2f} of in process"
+        f"{r['one_stream']['ratio']:.2f} of in process (turns {_range(r['one_stream']['turns'], 2)})"
     )
 
 

@@ -73,6 +73,7 @@ def serve(
         ("streams", "tokens/s", "TTFT ms, median / p99", "TPOT ms, median / p99", "gap p99 ms"),
     )
     between, prefix, idle = result["interference"], result["prefix"], result["idle"]
+    touched = result["api_under_load"]
     half, kept, one = result["half_load"], result["half_load_with_target"], result["one_stream"]
     print(
         f"At half of the most it can do: TPOT p99 {half['tpot']['p99'] * 1e3:.1f} ms "
@@ -86,6 +87,7 @@ def serve(
         f"{between['long_prompt_ttft']:.2f} s.\n"
         f"A prompt of {prefix['prompt']} tokens again: TTFT {prefix['cold_ttft'] * 1e3:.0f} -> "
         f"{prefix['warm_ttft'] * 1e3:.0f} ms ({prefix['ratio']:.3f} times).\n"
+        f"/v1/models under the last load: {touched['median'] * 1e3:.1f} ms (p99 {touched['p99'] * 1e3:.1f}).\n"
         f"Idle: {idle['cpu']:.1%} of a core; {idle['resident_bytes'] / 1e6:.0f} MB at start, "
         f"{idle['beyond_weights_bytes'] / 1e6:.0f} beyond the weights."
     )

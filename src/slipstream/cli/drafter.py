@@ -70,7 +70,7 @@ def train(
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Train a drafter on recorded answers. Needs torch: pip install 'slipstream[train]'."""
+    """Train a drafter on recorded answers. Needs torch: pip install '.[train]' in Slipstream's folder."""
     _needs_torch()
     from slipstream.training.kinds import layout_for
     from slipstream.training.sizes import MOST_SHARE
@@ -240,4 +240,4 @@ def _needs_torch() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise UsageError("training needs torch: pip install 'slipstream[train]'")
+        raise UsageError("training needs torch: pip install '.[train]' in Slipstream's folder")

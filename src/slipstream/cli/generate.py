@@ -100,7 +100,7 @@ def generate(
     )
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, backend)
     text = sys.stdin.read() if prompt == "-" else prompt
-    foresight = _foresee(model, options, len(text) // 4 + max_tokens // 2) if explain else None
+    foresight = _foresee(model, options, len(text) // 4 + max_tokens // 2, speculative) if explain else None
     started = time.perf_counter()
     drafted = open_drafted(model, options, speculative, verify, quick=not explain)
     loaded = drafted.model
@@ -180,13 +180,14 @@ def drafts_line(timings: Timings, controller: Controller | None) -> str:
     return f"{line}; those steps ran {pace.measured_speedup:.2f} times as fast ({pace.predicted_speedup:.2f} expected)"
 
 
-def _foresee(model: str, options: LoadOptions, context: int) -> Foresight:
+def _foresee(model: str, options: LoadOptions, context: int, speculative: str) -> Foresight:
     """Memory, speed and bottleneck, printed before any weight is loaded."""
+    from slipstream.engine.drafters import Speculative
     from slipstream.engine.foresight import foresee
     from slipstream.weights.references import resolve
 
     with progress_bar() as bar:
-        foresight = foresee(resolve(model, bar), options, context)
+        foresight = foresee(resolve(model, bar), options, context, Speculative.parse(speculative))
     for line in foresight.lines():
         print(line, file=sys.stderr)
     return foresight

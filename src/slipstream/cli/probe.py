@@ -44,7 +44,7 @@ def _device(device: str, save_as: str | None, json_output: bool) -> None:
     try:
         from slipstream.kernels.torch.instruments import DeviceInstruments
     except ImportError as error:
-        raise UsageError("--device needs torch: pip install 'slipstream[gpu]'") from error
+        raise UsageError("--device needs torch: pip install '.[gpu]' in Slipstream's folder") from error
     try:
         result = DeviceInstruments(device).measure()
     except (RuntimeError, AssertionError) as error:

@@ -148,7 +148,7 @@ def serve(
         from slipstream.engine.foresight import foresee
 
         wanted = replace(options, cache_bytes=_bytes(kv_cache_gb), spare_bytes=_bytes(kv_offload_gb, -1), sequences=0)
-        expected = foresee(path, wanted, (max_model_len or 2048) // 4)
+        expected = foresee(path, wanted, (max_model_len or 2048) // 4, Speculative.parse(speculative))
         print(*expected.lines(), sep="\n", file=sys.stderr)
     worker = WorkerOptions(
         model=model,
@@ -226,11 +226,12 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
     server = Server(config)
     listener.listen(BACKLOG)  # before it is said that anybody may come
     address, port = listener.getsockname()[:2]
+    drafter = f"{info.drafter_bytes / 1e6:.0f} MB for the drafter, " if info.drafter_bytes else ""
     print(
         f"{opening.served_name} on http://{address}:{port} ({info.isa}, {info.threads} threads): "
         f"{info.weight_bytes / 1e6:.0f} MB weights, {info.cache_tokens} tokens of cache "
         f"({info.kv_bytes / 1e6:.0f} MB, {info.kv_format}), room for {info.spare_tokens} moved out of it "
-        f"({info.spare_bytes / 1e6:.0f} MB), up to {info.buffer_bytes / 1e6:.0f} MB of buffers, "
+        f"({info.spare_bytes / 1e6:.0f} MB), {drafter}up to {info.buffer_bytes / 1e6:.0f} MB of buffers, "
         f"ceiling {info.ceiling_tok_s:.0f} tokens/s for one user",
         file=sys.stderr,
         flush=True,

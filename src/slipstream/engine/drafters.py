@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from slipstream.kernels.native import NativeBackend, NativeExecutable
 from slipstream.kernels.native.packing import Quantization
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights, StoredRows, WeightSource
-from slipstream.program import Program, ShardPlan, WeightUse
+from slipstream.program import KVFormat, Program, ShardPlan, WeightUse
 from slipstream.speculation import (
     Controller,
     Drafter,
@@ -54,6 +56,8 @@ log = logging.getLogger(__name__)
 
 TAPPED_FORMAT: Quantization = "int4"
 DRAFTER_FORMAT: Quantization = "int4-128"
+TAPPED_BITS, DRAFTER_BITS = 4.5, 4.125
+"""Of a weight, its scales included."""
 DRAFTED_TOKENS = 24 << 10
 """A draft model's weights, and the tokens of its head, the special ones besides: what a pass reads decides its price.
 """
@@ -70,6 +74,11 @@ class Speculative:
     tree: TreeShape | None = None
     only: bool = False
     """Whether nothing is drafted from text that was there before."""
+
+    @property
+    def neural(self) -> bool:
+        """Whether there is a drafter with weights of its own."""
+        return self.kind in ("draft", "folder")
 
     @classmethod
     def parse(cls, text: str) -> Speculative:
@@ -192,14 +201,18 @@ def load_tapped_drafter(
         over_hidden = over_taps.sibling(record_eagle3(config, length, kv_format, state, from_taps=False))
         _set_vocabulary((over_taps, over_hidden), tokens)
         parts = (config, over_taps, over_hidden, state, target.max_rows, blocks, tokens)
-        return Eagle3Drafter(*parts, drawing) if tree is None else Eagle3TreeDrafter(*parts, tree)
+        eagle = Eagle3Drafter(*parts, drawing) if tree is None else Eagle3TreeDrafter(*parts, tree)
+        eagle.held_bytes = _held_bytes(over_taps, target)
+        return eagle
     if tree is not None:
         raise UsageError("a DSpark drafter makes no trees")
     dspark, tokens = dspark_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
     block = _compile(folder, record_block(config, length, kv_format, state), dspark, target)
     context = block.sibling(record_context(config, length, kv_format, state))
     heads = MarkovHeads(config, folder.checkpoint, tokens)
-    return DSparkDrafter(config, context, block, heads, state, target.max_rows, drawing)
+    drafter = DSparkDrafter(config, context, block, heads, state, target.max_rows, drawing)
+    drafter.held_bytes = _held_bytes(block, target)
+    return drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +284,32 @@ def _compile(folder: Folder, program: Program, weights: DrafterWeights, target: 
     return backend.compile(program, weights, target.blocks, target.spare_blocks)
 
 
+def _held_bytes(executable: Executable, target: Model) -> int:
+    """Packed matrices that are not the target's, and the cache."""
+    if not isinstance(executable, NativeExecutable) or not isinstance(target.executable, NativeExecutable):
+        return 0
+    theirs = {id(matrix) for matrix in target.executable.operands.matrices.values()}
+    own = (matrix.nbytes for matrix in executable.operands.matrices.values() if id(matrix) not in theirs)
+    return sum(own) + executable.program.cache.bytes_per_block * (target.blocks + target.spare_blocks)
+
+
+def foresee_held_bytes(
+    wanted: Speculative, target: ModelConfig, max_len: int, kv_format: KVFormat, blocks: int
+) -> int:
+    """What a drafter will hold, from its header alone. Raises SlipstreamError."""
+    path = resolve(wanted.reference)
+    if wanted.kind == "draft":
+        checkpoint, bits = open_checkpoint(path), DRAFTER_BITS
+        program = record_program(read_config(checkpoint), max_len=max_len, kv_format=kv_format)
+    else:
+        folder, bits = Folder.open(path, target), TAPPED_BITS
+        checkpoint, config = folder.checkpoint, folder.config
+        record = partial(record_eagle3, from_taps=True) if isinstance(config, Eagle3Config) else record_context
+        program = record(config, max_len, kv_format, "to come")  # type: ignore[arg-type, operator]
+    weights = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
+    return round(weights * bits / 8) + program.cache.bytes_per_block * blocks
+
+
 def _set_vocabulary(executables: Sequence[Executable], tokens: npt.NDArray[np.int32] | None) -> None:
     for executable in executables:
         if tokens is not None:
@@ -301,6 +340,7 @@ def load_model_drafter(
     executable = backend.compile(cut, cut_weights, target.blocks, target.spare_blocks)
     executable.set_vocabulary(tokens)
     drafter = ModelDrafter(executable, f"model {reference}", target.max_rows, tokens, drawing)
+    drafter.held_bytes = _held_bytes(executable, target)
     drafter.warm_up(target.blocks - 1)
     return drafter
 

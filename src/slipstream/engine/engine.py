@@ -143,7 +143,7 @@ class Engine:
         least = min((self.served[s.tenant] for s in self._sequences), default=0.0)
         self.served[terms.tenant] = max(self.served.get(terms.tenant, 0.0), least)
         first: Sequence | None = None
-        request = Request(Timings(now, len(prompt)), {}, set(range(params.n)))
+        request = Request(Timings(now, len(prompt), choices=params.n), {}, set(range(params.n)))
         for choice in range(params.n):
             sequence = Sequence(
                 number, choice, list(prompt), len(prompt), params, seed, self.model.eos, limit, namespace,

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.engine.drafters import Speculative, foresee_held_bytes
 from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks, spare_blocks
 from slipstream.kernels.native.instruments import NativeInstruments
+from slipstream.models import read_config
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
 from slipstream.roofline.probe import Probe, this_machine, usable_memory
 from slipstream.roofline.work import kv_bytes_held, model_bytes
+from slipstream.weights.open import open_checkpoint
 
 TYPICAL_SHARE = 0.8
 """Share of the ceiling that one user gets of the native backend (benchmarks/ has 0.65 to 0.95)."""
@@ -20,7 +23,7 @@ TYPICAL_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Bytes of weights, of the whole cache and of what is moved out of it, and the memory there is.
+    """Bytes of weights, of the whole cache, of what is moved out of it and of a drafter, and the memory there is.
 
     The ceiling is for one user at `context` tokens.
     """
@@ -28,9 +31,15 @@ class Foresight:
     weight_bytes: float
     cache_bytes: float
     spare_bytes: float
+    drafter_bytes: float
     memory: int
     ceiling: Ceiling
     context: int
+
+    @property
+    def total_bytes(self) -> float:
+        """All that will be held."""
+        return self.weight_bytes + self.cache_bytes + self.spare_bytes + self.drafter_bytes
 
     @property
     def expected_tok_s(self) -> float:
@@ -40,7 +49,7 @@ class Foresight:
     @property
     def fits(self) -> bool:
         """Whether all of it fits into memory."""
-        return self.weight_bytes + self.cache_bytes + self.spare_bytes < self.memory
+        return self.total_bytes < self.memory
 
     def bottleneck(self) -> str:
         """What a token waits for first."""
@@ -64,12 +73,12 @@ class Foresight:
 
     def lines(self) -> list[str]:
         """For people."""
-        total = self.weight_bytes + self.cache_bytes + self.spare_bytes
+        drafter = f" + {self.drafter_bytes / 1e6:.0f} MB for the drafter" if self.drafter_bytes else ""
         room = "fits" if self.fits else "does NOT fit; shorten --max-model-len or take a smaller model"
         return [
             f"memory: {self.weight_bytes / 1e6:.0f} MB weights + {self.cache_bytes / 1e6:.0f} MB cache + "
-            f"{self.spare_bytes / 1e6:.0f} MB for what is moved out of it = "
-            f"{total / 1e6:.0f} MB of {self.memory / 1e6:.0f} MB: {room}",
+            f"{self.spare_bytes / 1e6:.0f} MB for what is moved out of it{drafter} = "
+            f"{self.total_bytes / 1e6:.0f} MB of {self.memory / 1e6:.0f} MB: {room}",
             f"expected: about {self.expected_tok_s:.0f} tokens/s for one user at {self.context} tokens of context, "
             f"{TYPICAL_SHARE:.0%} of the ceiling of {self.ceiling.tok_s:.0f} "
             f"({self.ceiling.setting.hardware.bandwidth / 1e9:.1f} GB/s)",
@@ -77,8 +86,10 @@ class Foresight:
         ]
 
 
-def foresee(path: Path, options: LoadOptions, context: int, probe: Probe | None = None) -> Foresight:
-    """Look at a model's header only; `context` tokens are expected in the cache. Raises SlipstreamError."""
+def foresee(
+    path: Path, options: LoadOptions, context: int, speculative: Speculative, probe: Probe | None = None
+) -> Foresight:
+    """Look at headers only; `context` tokens are expected in the cache. Raises SlipstreamError."""
     source = find_source(str(path))
     shape, precision = source.shape, source.precision or find_precision("bf16")
     max_len = options.max_len or min(shape.context or DEFAULT_MAX_LEN, DEFAULT_MAX_LEN)
@@ -86,8 +97,13 @@ def foresee(path: Path, options: LoadOptions, context: int, probe: Probe | None 
     block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
     blocks = cache_blocks(options, max_len, block_bytes, round(model_bytes(shape, precision)))
     cache = blocks * block_bytes
-    spare = spare_blocks(options, blocks, block_bytes, round(model_bytes(shape, precision))) * block_bytes
+    spare = spare_blocks(options, blocks, block_bytes, round(model_bytes(shape, precision)))
+    drafter = 0
+    if speculative.neural:
+        config = read_config(open_checkpoint(path))
+        drafter = foresee_held_bytes(speculative, config, max_len, options.kv_format, blocks + spare)
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)
     setting = Setting(shape, hardware, precision, bits, 1, context)
-    return Foresight(model_bytes(shape, precision), cache, spare, usable_memory(), ceiling(setting), context)
+    weights, limit = model_bytes(shape, precision), ceiling(setting)
+    return Foresight(weights, cache, spare * block_bytes, drafter, usable_memory(), limit, context)

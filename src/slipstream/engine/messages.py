@@ -79,6 +79,7 @@ class EngineInfo:
     spare_bytes: int
     spare_tokens: int
     buffer_bytes: int
+    drafter_bytes: int
     prefix_cache: bool
     speculative: str
     verify: str
@@ -149,7 +150,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Seconds and tokens of a request that has ended."""
+    """Seconds and tokens of a request that has ended; `generated_tokens` are those of all its `choices`."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -165,6 +166,12 @@ class RequestTimings:
     tau: float = 1.0
     tau_without_bonus: float = 0.0
     acceptance_by_position: list[float] = field(default_factory=list)
+    choices: int = 1
+
+    @property
+    def later_tokens(self) -> float:
+        """Tokens after the first one of a choice, on average."""
+        return self.generated_tokens / self.choices - 1.0
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):

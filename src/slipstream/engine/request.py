@@ -37,6 +37,7 @@ class Timings:
     cached_tokens: int = 0
     preemptions: int = 0
     drafts: Counts = field(default_factory=Counts)
+    choices: int = 1
 
     @property
     def queue_seconds(self) -> float:
@@ -55,8 +56,8 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens a second after the first one; 0 if there were none."""
-        later = self.generated - 1
+        """Tokens a second that each choice had after its first one, on average; 0 if there were none."""
+        later = self.generated / self.choices - 1.0
         return later / self.decode_seconds if later > 0 and self.decode_seconds > 0 else 0.0
 
 

@@ -88,7 +88,7 @@ class Shelving:
         self.shelf.write(name, node.key, rows[node.block])
 
     def _names(self, sequence: Sequence, count: int) -> SequenceOf[str]:
-        """The names of a sequence's first blocks."""
+        """The names of a sequence's first blocks; the sequence keeps them, as they follow from its tokens."""
         names = sequence.names
         while len(names) < count:
             at = len(names) * BLOCK_SLOTS

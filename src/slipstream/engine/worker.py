@@ -233,6 +233,7 @@ class Worker:
             t.drafts.tau,
             t.drafts.tau - 1.0,
             t.drafts.conditional(),
+            t.choices,
         )
 
     def _stats(self) -> Stats:
@@ -316,6 +317,7 @@ def _start(options: WorkerOptions, socket: zmq.Socket[bytes]) -> Worker:
         model.spare_bytes,
         engine.spare.size * BLOCK_SLOTS,
         model.buffer_bytes,
+        controller.neural.held_bytes if controller is not None and controller.neural is not None else 0,
         options.prefix_cache,
         options.speculative,
         options.verify,

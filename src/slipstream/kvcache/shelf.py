@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,9 @@ log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 MAGIC = b"slipstream block 1\n"
-SUFFIX = ".block"
+SUFFIX, SCRATCH = ".block", ".scratch"
+WRITTEN = 60.0
+"""Seconds after which a file that is still scratch is what a killed process left."""
 MOST_HEADER = 1 << 16
 _DIGEST = 16
 
@@ -45,6 +48,7 @@ class Shelf:
         """Files that were no good."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _sweep(folder)
             files = [(entry.stat(), entry.name) for entry in os.scandir(folder) if entry.name.endswith(SUFFIX)]
         except OSError as error:
             raise SlipstreamError(f"{folder}: cannot keep cached blocks: {error.strerror or error}") from error
@@ -108,7 +112,7 @@ class Shelf:
             self._remove(next(iter(self._sizes)))
         if len(whole) > self.most_bytes:
             return False
-        path, scratch = self._path(name), self.folder / f".{name}.{os.getpid()}"
+        path, scratch = self._path(name), self.folder / f".{name}.{os.getpid()}{SCRATCH}"
         try:
             with open(os.open(scratch, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(whole)
@@ -132,6 +136,14 @@ class Shelf:
             self._path(name).unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s cannot be removed: %s", self._path(name), error)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote. Raises OSError."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(SCRATCH) and entry.stat().st_mtime < time.time() - WRITTEN:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
 
 
 def _hash(data: bytes) -> str:

@@ -21,7 +21,7 @@ from slipstream.serving import admin, openai
 from slipstream.serving.answers import ChatAnswer, CompletionAnswer
 from slipstream.serving.bodies import object_of, read_body
 from slipstream.serving.chats import Chats
-from slipstream.serving.embeddings import EmbeddingsRequest, embeddings_of
+from slipstream.serving.embeddings import EmbeddingsRequest, embeddings_of, inputs_of
 from slipstream.serving.engine_metrics import EngineCollector
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.exchange import Exchange, ServerLimits, Wanted, json_response
@@ -283,8 +283,9 @@ class Api:
         """POST /v1/embeddings."""
         body: EmbeddingsRequest = openai.parse(await self._body(request), EmbeddingsRequest)
         self._known(body.model)
-        self.exchange.open(len(body.input) if isinstance(body.input, list) else 1)
-        return json_response(await embeddings_of(body, key, self.prompts, self.client, self.served_name))
+        work = await inputs_of(body, self.prompts)
+        with self.exchange.admitted(key, len(work)):
+            return json_response(await embeddings_of(work, body, self.client, self.served_name))
 
     def _known(self, model: str | None) -> None:
         """Raise ApiError 404 for a model that is not here."""

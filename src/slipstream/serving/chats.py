@@ -41,7 +41,7 @@ class Chats:
         box = toolbox_of(body.tools, body.tool_choice, body.parallel_tool_calls, self._format)
         grammar = await self.prompts.off_loop(body.grammar)
         # What is held to a form from its first character on has no room for a thought.
-        reasoning = None if grammar or (box is not None and box.choice != "auto") else self._reasoning
+        reasoning = None if grammar or (box is not None and box.must) else self._reasoning
         special = self.prompts.tokenizer.special
         shown = tuple(special[mark] for mark in REASONING.get(reasoning or "", ()) if mark in special)
         if box is not None:

@@ -11,7 +11,6 @@ import numpy as np
 from slipstream.engine.client import EngineClient, EngineDiedError
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.serving.errors import ApiError, bad_request
-from slipstream.serving.keys import Key
 from slipstream.serving.openai import texts_or_tokens
 from slipstream.serving.prompts import Prompts
 
@@ -31,12 +30,9 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     normalize: bool | None = None
 
 
-async def embeddings_of(
-    body: EmbeddingsRequest, key: Key, prompts: Prompts, client: EngineClient, served_name: str
-) -> dict[str, Any]:
-    """The answer's object. Raises ApiError."""
-    encoding = body.encoding_format or "float"
-    if encoding not in ENCODINGS:
+async def inputs_of(body: EmbeddingsRequest, prompts: Prompts) -> list[list[int]]:
+    """The token ids of every input. Raises ApiError."""
+    if (body.encoding_format or "float") not in ENCODINGS:
         raise bad_request(f"encoding_format is {' or '.join(ENCODINGS)}", "encoding_format")
     if body.dimensions is not None:
         raise bad_request("this model was not made for vectors of other lengths: leave dimensions out", "dimensions")
@@ -45,9 +41,16 @@ async def embeddings_of(
         tokens = await prompts.of_text(given, "input") if isinstance(given, str) else given
         prompts.fits(tokens, "input")
         work.append(tokens)
+    return work
+
+
+async def embeddings_of(
+    work: list[list[int]], body: EmbeddingsRequest, client: EngineClient, served_name: str
+) -> dict[str, Any]:
+    """The answer's object, for all inputs. Raises ApiError."""
+    encoding = body.encoding_format or "float"
     try:
-        with key.admitted():
-            vectors = await client.embed(work, body.pooling or "mean", normalize=body.normalize is not False)
+        vectors = await client.embed(work, body.pooling or "mean", normalize=body.normalize is not False)
     except UsageError as error:
         raise bad_request(str(error), "pooling" if "pooling" in str(error) else "input") from error
     except EngineDiedError as error:

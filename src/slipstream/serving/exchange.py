@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,11 +25,12 @@ from slipstream.serving.flush import Flush
 from slipstream.serving.keys import Key
 from slipstream.serving.metrics import Gaps, Metrics
 from slipstream.serving.recording import Recording, Served
-from slipstream.serving.tracing import Tracing
+from slipstream.serving.tracing import Span, Tracing
 from slipstream.training.recorder import Recorder
 
 RECORD_HEADER = "x-slipstream-record"
 """on or off: whether a request is recorded, where --record is given."""
+GONE = "the client went away"
 News = tuple[list[Chunk], RequestTimings | None]
 
 
@@ -86,12 +86,19 @@ class Exchange:
 
     async def run(self, request: Request, key: Key, wanted: Wanted, answer: Answer) -> Response:
         """See a request through. Raises ApiError for what is refused."""
-        work, begun = wanted.work, time.time()
+        span = self.tracing.begin(answer.operation, answer.model, request.headers)
+        try:
+            return await self._run(request, key, wanted, answer, span)
+        except ApiError as error:
+            span.end(problem=error.message)
+            raise
+
+    async def _run(self, request: Request, key: Key, wanted: Wanted, answer: Answer, span: Span) -> Response:
+        work = wanted.work
         key.check_priority(wanted.priority)
-        self.open(len(work))
-        terms = Terms(key.name, wanted.priority, self.limits.request_timeout, wanted.cache_salt, wanted.tag)
         leave = contextlib.ExitStack()
-        leave.enter_context(key.admitted())
+        leave.enter_context(self.admitted(key, len(work)))
+        terms = Terms(key.name, wanted.priority, self.limits.request_timeout, wanted.cache_salt, wanted.tag)
         try:
             news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
             if self.recorder is not None and self.recorder.options.wants(
@@ -101,12 +108,13 @@ class Exchange:
             if wanted.stream:
                 first = await _unless_gone(request, news)
                 if first is None:
-                    return Response(status_code=499)
-                events = self._events(request, answer, news, first, wanted, leave, begun)
+                    return self._left(span)
+                events = self._events(answer, news, first, wanted, leave, span)
                 leave = contextlib.ExitStack()
+                begun = _resumed(await anext(events, b""), events)
                 headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-                return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-            return await self._whole(request, answer, news, wanted, begun)
+                return StreamingResponse(begun, media_type="text/event-stream", headers=headers)
+            return await self._whole(request, answer, news, wanted, span)
         except UsageError as error:
             raise openai.engine_refused(error, answer.prompt_field) from error
         except EngineDiedError as error:
@@ -114,8 +122,9 @@ class Exchange:
         finally:
             leave.close()
 
-    def open(self, count: int) -> None:
-        """Raise ApiError where so many more requests are not taken now."""
+    @contextlib.contextmanager
+    def admitted(self, key: Key, count: int) -> Iterator[None]:
+        """Let so many more requests in, while they run. Raises ApiError where they are not taken now."""
         if self.draining:
             raise ApiError(503, "the server is going away", "server_error", headers={"Retry-After": "5"})
         if not self.client.ready:
@@ -123,14 +132,21 @@ class Exchange:
         if self.client.open + count > self.limits.max_queue:
             message = f"{self.client.open} requests are open, the limit is {self.limits.max_queue}"
             raise ApiError(429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
+        with key.admitted(count, self.limits.max_queue):
+            yield
+
+    def _left(self, span: Span, ended: Sequence[RequestTimings] = ()) -> Response:
+        """What nobody waits for any more."""
+        self.metrics.fail(499)
+        span.end(ended, GONE)
+        return Response(status_code=499)
 
     async def _whole(
-        self, request: Request, answer: Answer, news: AsyncIterator[News], wanted: Wanted, begun: float
+        self, request: Request, answer: Answer, news: AsyncIterator[News], wanted: Wanted, span: Span
     ) -> Response:
-        gaps = Gaps()
+        gaps, ended = Gaps(), list[RequestTimings]()
 
-        async def collect() -> list[RequestTimings]:
-            ended = []
+        async def collect() -> None:
             async for chunks, timings in news:
                 gaps.hear(chunks)
                 for chunk in chunks:
@@ -138,7 +154,6 @@ class Exchange:
                 if timings is not None:
                     ended.append(timings)
                     self.metrics.count(timings, answer.reason(chunks))
-            return ended
 
         collecting = asyncio.create_task(collect())
         leaving = asyncio.create_task(_disconnected(request))
@@ -148,28 +163,30 @@ class Exchange:
         if not collecting.done():
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
-            return Response(status_code=499)
-        ended = collecting.result()
+            return self._left(span, ended)
+        collecting.result()
         if answer.aborted:
-            raise ApiError(504, f"the answer took more than {self.limits.request_timeout:g} s", "timeout_error")
+            raise self._late()
         report = answer.report(ended)
-        self.tracing.ended(answer.operation, answer.model, request.headers, begun, ended)
+        span.end(ended)
         if wanted.timed:
             report["timings"] = [asdict(t) for t in ended]
         return json_response(report)
 
+    def _late(self) -> ApiError:
+        return ApiError(504, f"the answer took more than {self.limits.request_timeout:g} s", "timeout_error")
+
     async def _events(
         self,
-        request: Request,
         answer: Answer,
         news: AsyncIterator[News],
         first: News,
         wanted: Wanted,
         leave: contextlib.ExitStack,
-        begun: float,
+        span: Span,
     ) -> AsyncIterator[bytes]:
-        ended: list[RequestTimings] = []
-        gaps, flush = Gaps(), Flush(self.limits.fixed_flush)
+        ended, problem = list[RequestTimings](), GONE
+        gaps, flush, late = Gaps(), Flush(self.limits.fixed_flush), ""
         try:
             for opening in answer.opening():
                 yield opening
@@ -179,7 +196,8 @@ class Exchange:
                 gaps.hear(chunks)
                 for chunk in flush.add(chunks):
                     if chunk.finish_reason == "abort":
-                        yield answer.failure(ApiError(504, "the answer took too long", "timeout_error"))
+                        late = self._late().message
+                        yield answer.failure(self._late())
                         continue
                     for event in answer.frames(chunk):
                         yield event
@@ -189,12 +207,16 @@ class Exchange:
                 item = await anext(news, None)
             for event in answer.closing(ended, usage=wanted.usage, timed=wanted.timed):
                 yield event
-            self.tracing.ended(answer.operation, answer.model, request.headers, begun, ended)
+            problem = late
         except SlipstreamError as error:
+            problem = str(error)
             self.metrics.fail(503)
-            yield answer.failure(ApiError(503, str(error), "server_error"))
+            yield answer.failure(ApiError(503, problem, "server_error"))
         finally:
             leave.close()  # first: what is awaited below may be cancelled
+            if problem == GONE:
+                self.metrics.fail(499)
+            span.end(ended, problem)
             self.metrics.gaps(gaps)
             await news.aclose()  # type: ignore[attr-defined]
 
@@ -239,6 +261,13 @@ async def _overheard(news: AsyncIterator[News], recording: Recording) -> AsyncIt
         async for item in source:
             recording.hear(item[0])
             yield item
+
+
+async def _resumed(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Events of which the first was taken: what has begun is ended in any case, even if nobody ever asks for more."""
+    yield first
+    async for event in events:
+        yield event
 
 
 async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | None:

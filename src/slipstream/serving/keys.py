@@ -3,7 +3,7 @@
 The file is JSON: {"name": {"sha256": "…", "max_concurrent": 8, "requests_per_minute": 60, "record": true}}; all but
 the hash may be left out. "min_priority" is the most urgent that its requests may be (default 0; lower goes first).
 `record` says whether the key's requests are recorded where --record is given;
-"admin": true lets it deploy drafters.
+"admin": true lets it deploy drafters. No key may fill the queue: there is always room for one that has nothing in it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Key:
     admin: bool = False
     running: int = 0
     recent: deque[float] = field(default_factory=deque)
+    all_keys: list[Key] = field(default_factory=list, repr=False)
 
     def check_priority(self, priority: int) -> None:
         """Raise ApiError 400 for a request that wants to go before those that it may not go before."""
@@ -46,24 +47,35 @@ class Key:
             allowed = f"from {self.min_priority} to {MOST_PRIORITY}"
             raise bad_request(f"priority must be {allowed} here, not {priority}", "priority")
 
+    def share(self, places: int) -> int:
+        """Of the queue's places, those that it may take: as many as every other busy key, and one that is not yet."""
+        others = [key for key in self.all_keys if key is not self]
+        busy = sum(key.running > 0 for key in others)
+        return -(-places // (1 + busy + (busy < len(others))))
+
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request while it runs. Raises ApiError 429 if the key has reached a limit."""
+    def admitted(self, count: int, places: int) -> Iterator[None]:
+        """Count requests while they run, in a queue of so many. Raises ApiError 429 if the key has reached a limit."""
         now = time.monotonic()
         while self.recent and self.recent[0] <= now - 60.0:
             self.recent.popleft()
-        if self.requests_per_minute is not None and len(self.recent) >= self.requests_per_minute:
+        least = min(limit for limit in (self.requests_per_minute, self.max_concurrent, places) if limit is not None)
+        if count > least:
+            raise bad_request(f"this key may send at most {least} prompts in one request, not {count}")
+        if self.requests_per_minute is not None and len(self.recent) + count > self.requests_per_minute:
             wait = max(1, round(self.recent[0] + 60.0 - now))
             raise _too_many(f"this key may make {self.requests_per_minute} requests a minute", wait)
-        if self.max_concurrent is not None and self.running >= self.max_concurrent:
+        if self.max_concurrent is not None and self.running + count > self.max_concurrent:
             raise _too_many(f"this key may have {self.max_concurrent} requests at once", 1)
+        if self.running + count > (share := self.share(places)):
+            raise _too_many(f"this key may have {share} of the queue's {places} places now", 1)
         if self.requests_per_minute is not None:
-            self.recent.append(now)
-        self.running += 1
+            self.recent.extend([now] * count)
+        self.running += count
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= count
 
 
 def _too_many(message: str, wait: int) -> ApiError:
@@ -80,6 +92,8 @@ class Keys:
 
     def __init__(self, keys: list[Key]):
         self._keys = keys
+        for key in keys:
+            key.all_keys = keys
         self._anonymous = Key("", b"", min_priority=-MOST_PRIORITY)
 
     @property

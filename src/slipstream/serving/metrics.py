@@ -86,7 +86,7 @@ class Metrics:
         )
         self.failed = PrometheusCounter(
             "slipstream_requests_failed",
-            "Requests that got an error.",
+            "Requests that got an error; 499: their client left.",
             ["model_name", "status"],
             registry=self.registry,
         )
@@ -131,9 +131,9 @@ class Metrics:
         self.inference.observe(timings.prefill_seconds + timings.decode_seconds)
         self.first_token.observe(timings.queue_seconds + timings.prefill_seconds)
         self.whole.observe(timings.queue_seconds + timings.prefill_seconds + timings.decode_seconds)
-        if timings.generated_tokens > 1:
-            self.per_token.observe(timings.decode_seconds / (timings.generated_tokens - 1))
-            self.rates.append((timings.generated_tokens - 1) / max(timings.decode_seconds, 1e-9))
+        if (later := timings.later_tokens) > 0:
+            self.per_token.observe(timings.decode_seconds / later)
+            self.rates.append(later / max(timings.decode_seconds, 1e-9))
         self.prompt_length.observe(timings.prompt_tokens)
         self.answer_length.observe(timings.generated_tokens)
         self.fraction.set(timings.ceiling_fraction)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from slipstream.serving.structured import grammar_of
 
 MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
 MOST_TOKEN = (1 << 31) - 1
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+"""Templates know roles of their own; none of them is markup."""
 """No vocabulary is larger, and larger numbers could not be told to the engine."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKEN)]
 
@@ -188,8 +191,8 @@ def messages(request: ChatRequest) -> list[dict[str, Any]]:
     for index, message in enumerate(request.messages):
         where = f"messages[{index}]"
         role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise bad_request(f"{where}.role must be a string", f"{where}.role")
+        if not isinstance(role, str) or not ROLE.fullmatch(role):
+            raise bad_request(f"{where}.role is system, user, assistant, tool, or another plain word", f"{where}.role")
         role = "system" if role == "developer" else role
         content = _text(message.get("content"), where)
         if message.keys() <= {"role", "content"}:

@@ -40,11 +40,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of a request. `choice` is auto, required, or the name of the tool that must be called."""
+    """The tools of a request. Whether one `must` be called, and if so, whether it is the `only` one that may be."""
 
     format: ToolFormat
     tools: tuple[Tool, ...]
-    choice: str = "auto"
+    must: bool = False
+    only: str | None = None
     parallel: bool = True
 
     @property
@@ -58,11 +59,11 @@ class Toolbox:
         Raises ApiError for parameters that are no schema we can keep to.
         """
         special = {name: tokenizer.special[name] for name in self.format.shown if name in tokenizer.special}
-        wanted = [tool for tool in self.tools if self.choice in ("auto", "required", tool.name)]
+        wanted = [tool for tool in self.tools if self.only in (None, tool.name)]
         form = self.format
         try:
-            if self.choice != "auto":
-                several = self.parallel and self.choice == "required"
+            if self.must:
+                several = self.parallel and self.only is None
                 parts = [form.part(tool.name, tool.parameters) for tool in wanted]
                 return of_parts(parts, form.begin, form.between, form.end, special, several=several)
             if form.trigger and any(tool.strict for tool in wanted):
@@ -109,10 +110,11 @@ def toolbox_of(tools: Sequence[Any] | None, choice: Any, parallel: bool | None, 
         bounded([tool.parameters for tool in found])
     except UsageError as error:
         raise bad_request(f"tools: {error}", "tools") from error
-    wanted = _choice(choice, names)
-    if wanted == "none":
+    if choice == "none":
         return None
-    return Toolbox(form, found, wanted, parallel is not False)
+    only = None if choice in (None, "auto", "required") else _chosen(choice, names)
+    must = only is not None or choice == "required"
+    return Toolbox(form, found, must, only, parallel is not False)
 
 
 def _tool(tool: Any, where: str) -> Tool:
@@ -132,9 +134,7 @@ def _tool(tool: Any, where: str) -> Tool:
     return Tool(name, str(function.get("description") or ""), parameters, function.get("strict") is True)
 
 
-def _choice(choice: Any, names: Sequence[str]) -> str:
-    if choice is None or choice in ("none", "auto", "required"):
-        return choice or "auto"
+def _chosen(choice: Any, names: Sequence[str]) -> str:
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, Mapping) else None

@@ -2,7 +2,8 @@
 
 The standard variables say where spans go (OTEL_EXPORTER_OTLP_ENDPOINT and the like). A request's span continues the
 trace that its headers name, and has the field's names for what it was (gen_ai.*); spans inside it say how long it
-waited, how long the prompt took and how long the answer.
+waited, how long the prompt took and how long the answer. A request that was refused, failed, or was left by its client
+has a span as well, with the status ERROR and the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.engine.messages import RequestTimings
@@ -36,7 +38,7 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            log.warning("an OTLP endpoint is named, but spans need the extra: pip install 'slipstream[otel]'")
+            log.warning("an OTLP endpoint is named, but spans need the extra: pip install '.[otel]' in Slipstream's folder")
             return cls()
         name = os.environ.get("OTEL_SERVICE_NAME", "slipstream")
         provider = TracerProvider(resource=Resource.create({"service.name": name}))
@@ -50,35 +52,53 @@ class Tracing:
 
         return cls(provider.get_tracer("slipstream"), TraceContextTextMapPropagator())
 
-    def ended(
-        self, operation: str, model: str, headers: Mapping[str, str], begun: float, ended: Sequence[RequestTimings]
-    ) -> None:
-        """A request has ended that `begun` at so many seconds since the epoch."""
-        if self._tracer is None:
+    def begin(self, operation: str, model: str, headers: Mapping[str, str]) -> Span:
+        """A request begins now."""
+        return Span(self._tracer, self._propagator, operation, model, headers if self._tracer else {})
+
+
+@dataclass
+class Span:
+    """A request's span; it is made when the request ends, with what is known then."""
+
+    tracer: Any
+    propagator: Any
+    operation: str
+    model: str
+    headers: Mapping[str, str]
+    begun: int = field(default_factory=time.time_ns)
+
+    def end(self, ended: Sequence[RequestTimings] = (), problem: str = "") -> None:
+        """The request has ended: well, with the timings of its answers, or for a `problem`. Once it counts."""
+        if self.tracer is None:
             return
-        context = self._propagator.extract(dict(headers))
+        context = self.propagator.extract(dict(self.headers))
         attributes = {
-            "gen_ai.operation.name": operation, "gen_ai.system": "slipstream", "gen_ai.request.model": model,
+            "gen_ai.operation.name": self.operation, "gen_ai.system": "slipstream", "gen_ai.request.model": self.model,
             "gen_ai.usage.input_tokens": sum(t.prompt_tokens for t in ended),
             "gen_ai.usage.output_tokens": sum(t.generated_tokens for t in ended),
             "slipstream.cached_tokens": sum(t.cached_tokens for t in ended),
             "slipstream.accepted_tokens": sum(t.accepted_tokens for t in ended),
         }  # fmt: skip
-        now = time.time_ns()
-        span = self._tracer.start_span(
-            f"{operation} {model}", context, attributes=attributes, start_time=int(begun * 1e9)
-        )  # fmt: skip
-        for timings in ended:
-            self._inside(span, timings, int(begun * 1e9))
-        span.end(now)
+        span = self.tracer.start_span(
+            f"{self.operation} {self.model}", context, attributes=attributes, start_time=self.begun
+        )
+        if problem:
+            from opentelemetry.trace import Status, StatusCode
 
-    def _inside(self, span: Any, timings: RequestTimings, at: int) -> None:
+            span.set_status(Status(StatusCode.ERROR, problem))
+        for timings in ended:
+            self._inside(span, timings)
+        span.end()
+        self.tracer = None
+
+    def _inside(self, span: Any, timings: RequestTimings) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        parent = set_span_in_context(span)
+        parent, at = set_span_in_context(span), self.begun
         for name, seconds in (
             ("queue", timings.queue_seconds), ("prefill", timings.prefill_seconds), ("decode", timings.decode_seconds)
         ):  # fmt: skip
-            inner = self._tracer.start_span(name, parent, start_time=at)
+            inner = self.tracer.start_span(name, parent, start_time=at)
             at += int(seconds * 1e9)
             inner.end(at)

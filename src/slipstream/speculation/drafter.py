@@ -69,6 +69,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     fingerprint: str = ""
     """Of the target it belongs to; empty if any will do."""
+    held_bytes: int = 0
+    """Bytes of the weights and the cache that it keeps beside the target's."""
     state: str = ""
     """Names what it keeps in the cache's blocks; empty if nothing. Only blocks of that name are any use to it."""
 
