@@ -305,7 +305,7 @@ def test_what_a_drafter_will_hold(tiny_gguf: Path, tmp_path: Path, kind: str) ->
     else:
         said = str((eagle3_folder if kind == "eagle3" else dspark_folder)(tmp_path / kind))
     wanted, options = Speculative.parse(said), LoadOptions()
-    model, controller = load_speculative(str(tiny_gguf), options, wanted)
+    _, controller = load_speculative(str(tiny_gguf), options, wanted)
     assert controller is not None
     assert controller.neural is not None
     held = controller.neural.held_bytes

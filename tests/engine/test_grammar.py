@@ -210,7 +210,16 @@ def test_moving_out_and_planning_ahead_change_nothing(drafted: bool, tiny_gguf: 
 
 @pytest.mark.parametrize("drafter", ["scripted", "forced", "suffix"])
 @pytest.mark.features(
-    "rejection", "grammar", "sampling", "n", "penalties", "logprobs", "stop", "text drafts", "giving way", "prefix cache"
+    "rejection",
+    "grammar",
+    "sampling",
+    "n",
+    "penalties",
+    "logprobs",
+    "stop",
+    "text drafts",
+    "giving way",
+    "prefix cache",
 )
 def test_by_rejection_answers_keep_to_their_grammar(model: Model, drafter: str) -> None:
     """They are other answers than plain ones, unless the temperature is 0, and none leaves its grammar."""

@@ -9,7 +9,7 @@ from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace, StepShape
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
-from slipstream.scheduling.scheduler import ALONE, BEARABLE, LEAST_CHUNK, MOST_STRETCH, STRETCH, blocks_needed
+from slipstream.scheduling.scheduler import ALONE, BEARABLE, LEAST_CHUNK, MOST_STRETCH, STRETCH
 
 # 10 ms for a step, 1 ms a row past 8, 2 ms for the head.
 COST = CostModel(Curve((1, 8, 512), (10e-3, 10e-3, 514e-3)), Curve((1, 64), (2e-3, 4e-3)), (0.0, 0.0, 1e-8, 0.0))

@@ -1,7 +1,7 @@
-"""A seeded simulation of traffic: random arrivals, shared beginnings, several choices, drafts, cancellations, tiny pools.
+"""A seeded simulation of traffic: arrivals, shared beginnings, several choices, drafts, cancellations, tiny pools.
 
-The scheduler plans, the engine's own block keeping takes and gives back; only the kernels are missing. A seed that fails
-fails again.
+The scheduler plans, the engine's own block keeping takes and gives back; only the kernels are missing. A seed that
+fails fails again.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_how_requests_end_is_in_their_spans() -> None:
 
         await left(stream=True)
         await left(stream=False)
-        with pytest.raises(ApiError, match="at most 2 prompts"):
+        with pytest.raises(ApiError, match="the limit is 2"):
             await exchange.run(
                 Caller().request, Key("k", b""), Wanted([([1], SamplingParams())] * 3), answer(3)
             )  # fmt: skip
@@ -153,7 +153,7 @@ def test_how_requests_end_is_in_their_spans() -> None:
         spans = memory.get_finished_spans()
         assert [span.status.status_code.name for span in spans] == ["ERROR"] * 3
         assert [span.status.description for span in spans[:2]] == [GONE, GONE]
-        assert "at most 2 prompts" in (spans[2].status.description or "")
+        assert "the limit is 2" in (spans[2].status.description or "")
         assert b'slipstream_requests_failed_total{model_name="m",status="499"} 2.0' in metrics.render()
 
     asyncio.run(run())

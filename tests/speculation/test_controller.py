@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
 from slipstream.scheduling.drafts import Prices, allot
-from slipstream.speculation import Ask, Controller, Drafter
+from slipstream.speculation import Ask, Controller, Drafter, GrammarDrafter
 from slipstream.speculation.acceptance import AnswerAcceptance
 from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
@@ -147,6 +148,16 @@ def test_text_and_neural_drafts_race() -> None:
             controller.landed(play.answer, draft, range(held), ended=False)
             play.answer.tokens += [1] * (held + 1)
         assert (used["text"] > 10 * used["luck"]) == (text > 0.5)
+
+
+def test_what_must_follow_is_as_sure_when_an_answer_is_sampled() -> None:
+    """Text that was there before is not."""
+    for drafter, sure in ((GrammarDrafter(), True), (Text(), False)):
+        greedy, sampled = answer_of(), answer_of()
+        sampled.params = replace(sampled.params, temperature=1.0)
+        controller = Controller([drafter])
+        expected = [controller._knows(drafter, answer).classes.chance(0) for answer in (greedy, sampled)]
+        assert (expected[0] == expected[1]) is sure
 
 
 def test_what_is_known_of_a_tag_helps_the_next_answer() -> None:

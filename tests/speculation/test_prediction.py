@@ -56,9 +56,7 @@ class Machine:
         offers = controller.offers(answers, COST)
         neural = sum(offer.neural for offer in offers.values())
         each = controller.draft_pass(neural) if neural else 0.0
-        plan = schedule(
-            State(0.0, answers, self.pool, Limits(256), {}, COST, KV_BYTES, offers=offers, draft_pass=each)
-        )
+        plan = schedule(State(0.0, answers, self.pool, Limits(256), {}, COST, KV_BYTES, offers=offers, draft_pass=each))
         drafts = controller.draft(plan) if offers else {}
         passes = max((len(draft) for draft in drafts.values()), default=0) if neural else 0
         taken = self.real.seconds(self.shape(sum(map(len, drafts.values())))) + passes * each

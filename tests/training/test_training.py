@@ -110,18 +110,18 @@ def test_a_leak_is_found(tiny_gguf: Path, tiny_records: list[Record], tmp_path: 
 
 
 def test_taps_off_by_a_layer_cost_tokens(tmp_path: Path) -> None:
-    """A trained drafter that is handed the hidden states of the layer before or after hears another language."""
+    """A drafter that is handed the hidden states of the layer before or after is lost even on what it has learned."""
     target, folder = tmp_path / "deep.gguf", tmp_path / "d"
     write_tiny_gguf(target, layers=8)
     records = greedy_records(target)
     with TrafficStore(tmp_path / "deep.db") as store:
         store.add(records)
-    trained(target, tmp_path / "deep.db", folder, kind="eagle3", rounds=30)
+    trained(target, tmp_path / "deep.db", folder, kind="eagle3", rounds=60)
     wanted = Speculative("folder", str(folder), only=True)
     _, controller = load_speculative(str(target), LoadOptions(max_rows=64, threads=1), wanted)
     assert controller is not None
     drafter: Any = controller.neural
-    examples, _ = examples_of(records[-12:], records[0].target, 128)
+    examples, _ = examples_of(records, records[0].target, 128)
 
     def reached(shift: int) -> float:
         taps = tuple(tap + shift for tap in drafter.needs.taps)
@@ -129,8 +129,8 @@ def test_taps_off_by_a_layer_cost_tokens(tmp_path: Path) -> None:
         return tau(replay(drafter, examples, 4, FeatureSource(model, taps)))
 
     right = reached(0)
-    assert right > 1.15
-    assert max(reached(-1), reached(1)) < 1.0 + 0.7 * (right - 1.0)
+    assert right > 1.3
+    assert max(reached(-1), reached(1)) < 1.0 + 0.85 * (right - 1.0)
 
 
 def weights(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 MOST = 1e6
 """Of whatever is counted or lasts: more is a slip of the hand."""
+LAST_WORDS = 5
+"""Seconds that clients have to read what is written when the server goes away."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -206,7 +209,9 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
     api, info = found.api, found.info
 
     class Server(uvicorn.Server):
-        """Says that it is going away as soon as it is asked to, and then ends well."""
+        """Says that it is going away as soon as it is asked to, answers what is open, and then ends well."""
+
+        leaving: asyncio.Task[None] | None = None
 
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -216,12 +221,22 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
             yield
 
         def _leave(self, sig: int) -> None:
+            if api.draining:  # who says it twice does not want to wait
+                self.handle_exit(sig, None)
+                return
             api.draining = True
+            self.leaving = asyncio.get_running_loop().create_task(self._drain(sig))
+
+        async def _drain(self, sig: int) -> None:
+            end = time.monotonic() + drain_timeout
+            while found.client.open and time.monotonic() < end:
+                await asyncio.sleep(0.05)
+            found.client.give_up("the server went away before the answer was there")
             self.handle_exit(sig, None)
 
     config = uvicorn.Config(
         api.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=30,
-        timeout_graceful_shutdown=max(1, round(drain_timeout)), http=BoundedProtocol,
+        timeout_graceful_shutdown=LAST_WORDS, http=BoundedProtocol,
     )  # fmt: skip
     server = Server(config)
     listener.listen(BACKLOG)  # before it is said that anybody may come

@@ -263,15 +263,7 @@ class EngineClient:
             self.stats = replace(self.stats, rollout=None)
             asyncio.get_running_loop().remove_reader(_descriptor(socket))
             socket.close(0)
-            died = EngineDiedError("the engine's process ended unexpectedly; it is being started again, try again")
-            for queue in self._queues.values():
-                queue.put_nowait(died)
-            waiting: list[asyncio.Future[Any]] = [
-                *self._answers.values(), *self._deployments.values(), *self._embeddings.values()
-            ]  # fmt: skip
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(died)
+            self.give_up("the engine's process ended unexpectedly; it is being started again, try again")
             if self._closing or self.info is None:
                 return
             in_a_row = 0 if was_ready else in_a_row + 1
@@ -286,6 +278,18 @@ class EngineClient:
             self.restarts += 1
             await asyncio.sleep(pause)
             await self._launch()
+
+    def give_up(self, reason: str) -> None:
+        """Tell everybody who waits that nothing will come."""
+        died = EngineDiedError(reason)
+        for queue in self._queues.values():
+            queue.put_nowait(died)
+        waiting: list[asyncio.Future[Any]] = [
+            *self._answers.values(), *self._deployments.values(), *self._embeddings.values()
+        ]  # fmt: skip
+        for future in waiting:
+            if not future.done():
+                future.set_exception(died)
 
     def _hear(self, message: FromEngine) -> None:
         self._heard = time.monotonic()

@@ -293,9 +293,7 @@ def _held_bytes(executable: Executable, target: Model) -> int:
     return sum(own) + executable.program.cache.bytes_per_block * (target.blocks + target.spare_blocks)
 
 
-def foresee_held_bytes(
-    wanted: Speculative, target: ModelConfig, max_len: int, kv_format: KVFormat, blocks: int
-) -> int:
+def foresee_held_bytes(wanted: Speculative, target: ModelConfig, max_len: int, kv_format: KVFormat, blocks: int) -> int:
     """What a drafter will hold, from its header alone. Raises SlipstreamError."""
     path = resolve(wanted.reference)
     if wanted.kind == "draft":
@@ -305,7 +303,7 @@ def foresee_held_bytes(
         folder, bits = Folder.open(path, target), TAPPED_BITS
         checkpoint, config = folder.checkpoint, folder.config
         record = partial(record_eagle3, from_taps=True) if isinstance(config, Eagle3Config) else record_context
-        program = record(config, max_len, kv_format, "to come")  # type: ignore[arg-type, operator]
+        program = record(config, max_len, kv_format, "to come")  # type: ignore[arg-type]
     weights = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
     return round(weights * bits / 8) + program.cache.bytes_per_block * blocks
 

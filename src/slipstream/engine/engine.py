@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 
 from slipstream.engine.accounts import StepAccounts
+from slipstream.engine.admission import check_request, sequences_of
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.flight import Flight, Forecast
 from slipstream.engine.grammar import Grammars
@@ -25,7 +24,7 @@ from slipstream.engine.output import (
 )
 from slipstream.engine.request import Request, Terms, Timings
 from slipstream.engine.shelving import Shelving
-from slipstream.errors import SlipstreamError, UsageError
+from slipstream.errors import SlipstreamError
 from slipstream.kvcache import BlockPool, PrefixCache, Shelf
 from slipstream.program import BLOCK_SLOTS, Draft, Rows
 from slipstream.program.sampling import DrawColumns, SamplingParams
@@ -129,55 +128,26 @@ class Engine:
     def add(self, prompt: list[int], params: SamplingParams, terms: Terms | None = None) -> int:
         """Queue a request and return its number. Raises UsageError if it can never run."""
         terms = terms or Terms()
-        self._check(prompt, params)
+        check_request(self.model, self.pool.size, prompt, params)
         if not self._sequences:
             self._accounts.woken()
         now = time.perf_counter()
+        arrived = now if terms.asked is None else min(terms.asked, now)
         number, self._next_request = self._next_request, self._next_request + 1
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        namespace = replace(self.model.namespace, salt=f"{len(terms.tenant)} {terms.tenant}/{terms.cache_salt}")
-        limit = self.model.max_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt) + params.max_tokens)
         # A tenant that was away does not come back with a claim on all it did not use.
         least = min((self.served[s.tenant] for s in self._sequences), default=0.0)
         self.served[terms.tenant] = max(self.served.get(terms.tenant, 0.0), least)
-        first: Sequence | None = None
-        request = Request(Timings(now, len(prompt), choices=params.n), {}, set(range(params.n)))
-        for choice in range(params.n):
-            sequence = Sequence(
-                number, choice, list(prompt), len(prompt), params, seed, self.model.eos, limit, namespace,
-                waits_for=first, tenant=terms.tenant, priority=terms.priority, arrived=now,
-                deadline=now + terms.timeout, tag=terms.tag,
-            )  # fmt: skip
+        request = Request(Timings(arrived, len(prompt), choices=params.n), {}, set(range(params.n)))
+        for sequence in sequences_of(self.model, number, prompt, params, terms, arrived):
             if params.grammar:
                 sequence.constraint = self.grammars.constraint(params.grammar)
             self.drafting.place(sequence)
-            first = first or sequence
-            request.outputs[choice] = OutputState(sequence, self.model.tokenizer)
+            request.outputs[sequence.choice] = OutputState(sequence, self.model.tokenizer)
             self._sequences.append(sequence)
         self._steady = None
         self._requests[number] = request
         self.timings[number] = request.timings
         return number
-
-    def _check(self, prompt: list[int], params: SamplingParams) -> None:
-        vocabulary = self.model.config.vocabulary
-        params.check_vocabulary(vocabulary)
-        if not prompt:
-            raise UsageError("the prompt has no tokens")
-        if any(not 0 <= token < vocabulary for token in prompt):
-            raise UsageError("the prompt has a token outside the vocabulary")
-        if len(prompt) >= self.model.max_len:
-            raise UsageError(
-                f"the prompt has {len(prompt)} tokens, the context holds {self.model.max_len}; "
-                "shorten it or raise --max-model-len"
-            )
-        if -(-(len(prompt) + 1) // BLOCK_SLOTS) > self.pool.size:
-            raise UsageError(
-                f"the prompt has {len(prompt)} tokens, the whole cache holds {self.pool.size * BLOCK_SLOTS}; "
-                "shorten it or give the cache more memory"
-            )
 
     def cancel(self, number: int) -> None:
         """Drop a request; its blocks are free at once."""

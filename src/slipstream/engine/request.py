@@ -14,7 +14,8 @@ class Terms:
     """Whose request it is and how it is to be treated: a lower priority goes first, `timeout` is in seconds.
 
     Only requests of one tenant and one `cache_salt` share cached prefixes. Requests with one `tag` are traffic of one
-    kind: drafts are expected to fare alike.
+    kind: drafts are expected to fare alike. It was `asked` for at that time by `perf_counter`, which the processes of a
+    machine share; None: when the engine hears of it.
     """
 
     tenant: str = ""
@@ -22,6 +23,7 @@ class Terms:
     timeout: float = math.inf
     cache_salt: str = ""
     tag: str = ""
+    asked: float | None = None
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -98,7 +99,8 @@ class Exchange:
         key.check_priority(wanted.priority)
         leave = contextlib.ExitStack()
         leave.enter_context(self.admitted(key, len(work)))
-        terms = Terms(key.name, wanted.priority, self.limits.request_timeout, wanted.cache_salt, wanted.tag)
+        timeout, asked = self.limits.request_timeout, time.perf_counter()
+        terms = Terms(key.name, wanted.priority, timeout, wanted.cache_salt, wanted.tag, asked)
         try:
             news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
             if self.recorder is not None and self.recorder.options.wants(
@@ -196,6 +198,8 @@ class Exchange:
                 gaps.hear(chunks)
                 for chunk in flush.add(chunks):
                     if chunk.finish_reason == "abort":
+                        if not late:
+                            self.metrics.fail(504)
                         late = self._late().message
                         yield answer.failure(self._late())
                         continue

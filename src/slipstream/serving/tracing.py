@@ -38,7 +38,7 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            log.warning("an OTLP endpoint is named, but spans need the extra: pip install '.[otel]' in Slipstream's folder")
+            log.warning("an OTLP endpoint is named, but spans need more: pip install '.[otel]' in Slipstream's folder")
             return cls()
         name = os.environ.get("OTEL_SERVICE_NAME", "slipstream")
         provider = TracerProvider(resource=Resource.create({"service.name": name}))

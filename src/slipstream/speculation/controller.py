@@ -296,7 +296,7 @@ class Controller:
         key = (drafter.name, answer.tag, sampled)
         known = self._known.get(key)
         if known is None:
-            share = SAMPLED if sampled and not drafter.neural else 1.0
+            share = SAMPLED if sampled and not (drafter.neural or drafter.certain) else 1.0
 
             def prior(draft_class: int) -> float:
                 return share * drafter.prior(draft_class)

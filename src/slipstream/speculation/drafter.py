@@ -62,6 +62,8 @@ class Drafter(ABC):
     """Longest draft."""
     neural: bool = False
     """Whether drafts take passes over weights, so that it is worth thinking first whether to make them."""
+    certain: bool = False
+    """Whether what it drafts must follow, however the answer is drawn."""
     ranked: bool = False
     """Whether drafts are trees whose classes of confidence are the ranks of their nodes."""
     passes: int = 0

@@ -19,7 +19,7 @@ LIKELY = 0.95
 class GrammarDrafter(Drafter):
     """Proposes what must follow: names of fields, brackets, what is left of the only choice."""
 
-    name = "grammar"
+    name, certain = "grammar", True
 
     def prior(self, draft_class: int) -> float:
         """The same for all."""

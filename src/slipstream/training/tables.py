@@ -19,7 +19,9 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UsageError("Parquet needs pyarrow: pip install '.[train]' in Slipstream's folder, or use .jsonl") from error
+        raise UsageError(
+            "Parquet needs pyarrow: pip install '.[train]' in Slipstream's folder; or use .jsonl"
+        ) from error
     return pyarrow
 
 
