@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator
 from typing import Any
@@ -80,7 +81,7 @@ def test_whoever_leaves_is_not_worked_for(stream: bool, prompts: int, said: int)
     """The engine is told at once, whether anything was said or not, and the key has its place again."""
 
     async def run() -> None:
-        client, caller, key = Client(said), Caller(), Key("k", b"", max_concurrent=prompts)
+        client, caller, key = Client(said), Caller(), Key("k", b"", max_concurrent=1)
         exchange = Exchange(client, ServerLimits(), Metrics("m", _Nothing()))  # type: ignore[arg-type]
         wanted = Wanted([([1], SamplingParams())] * prompts, stream=stream)
 
@@ -91,12 +92,12 @@ def test_whoever_leaves_is_not_worked_for(stream: bool, prompts: int, said: int)
         task = asyncio.create_task(serve())
         await until(lambda: client.open == prompts)
         await until(lambda: not (stream and said) or len(caller.sent) > prompts * said)
-        assert key.running == prompts
+        assert (key.running, key.held) == (1, prompts)
         with pytest.raises(ApiError, match="at once"):
             await exchange.run(caller.request, key, wanted, answer(prompts))
         caller.gone.set()
         await until(lambda: client.open == 0)
-        await until(lambda: key.running == 0)
+        await until(lambda: (key.running, key.held) == (0, 0))
         await asyncio.wait_for(task, 5)
 
     asyncio.run(run())
@@ -145,7 +146,7 @@ def test_how_requests_end_is_in_their_spans() -> None:
 
         await left(stream=True)
         await left(stream=False)
-        with pytest.raises(ApiError, match="the limit is 2"):
+        with pytest.raises(ApiError, match="at most 2 prompts"):
             await exchange.run(
                 Caller().request, Key("k", b""), Wanted([([1], SamplingParams())] * 3), answer(3)
             )  # fmt: skip
@@ -153,31 +154,33 @@ def test_how_requests_end_is_in_their_spans() -> None:
         spans = memory.get_finished_spans()
         assert [span.status.status_code.name for span in spans] == ["ERROR"] * 3
         assert [span.status.description for span in spans[:2]] == [GONE, GONE]
-        assert "the limit is 2" in (spans[2].status.description or "")
+        assert "at most 2 prompts" in (spans[2].status.description or "")
         assert b'slipstream_requests_failed_total{model_name="m",status="499"} 2.0' in metrics.render()
 
     asyncio.run(run())
 
 
-def test_nobody_fills_the_queue() -> None:
-    """There is room for a key that has nothing in it, however much the others want."""
-    keys = [Key(name, b"") for name in "abc"]
+@pytest.mark.parametrize(("count", "places"), [(2, 8), (3, 8), (4, 512), (10, 512), (3, 4), (40, 8)])
+def test_nobody_fills_the_queue(count: int, places: int) -> None:
+    """However much the others want, there is room for a key that has nothing in it, as far as half of it goes."""
+    keys = [Key(str(n), b"") for n in range(count)]
     Keys(keys)
-    a, b, c = keys
-    with a.admitted(4, 8):
-        with pytest.raises(ApiError, match="4 of the queue's 8") as error, a.admitted(1, 8):
-            pass
-        assert error.value.status == 429
-        with b.admitted(2, 8):
-            assert (a.share(8), b.share(8), c.share(8)) == (3, 3, 3)
-            with c.admitted(2, 8):
+    with contextlib.ExitStack() as stack:
+        for key in keys[: places // 2]:
+            while key.held < key.room(places):
+                stack.enter_context(key.admitted(1, places))
+            assert key.held
+            with pytest.raises(ApiError, match=f"of the queue's {places}") as error, key.admitted(1, places):
                 pass
-    alone = Key("alone", b"")
-    Keys([alone])
-    with alone.admitted(8, 8):
-        pass
-    with Keys([]).find(None).admitted(8, 8):
-        pass
+            assert error.value.status == 429
+        assert sum(key.held for key in keys) <= places
+    assert not any(key.held or key.running for key in keys)
+
+
+def test_who_is_alone_may_have_all() -> None:
+    for key in (Keys([]).find(None), Key("alone", b"")):
+        with key.admitted(8, 8):
+            assert (key.most(8), key.room(8)) == (8, 8)
 
 
 def test_nobody_pushes_in() -> None:

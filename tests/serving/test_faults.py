@@ -208,9 +208,19 @@ def test_limits_of_keys_and_queue(own: Server) -> None:
     assert [answer.status_code for answer in seen] == [200, 200, 429]
     assert int(seen[2].headers["retry-after"]) >= 1
     with own.client() as http:
-        many = http.post("/v1/completions", json={"prompt": ["x"] * 5, "max_tokens": 2})
-        assert many.status_code == 429
-        assert many.json()["error"]["code"] == "queue_full"
+        many = http.post("/v1/completions", json={"prompt": ["x"] * 3, "max_tokens": 2})
+        assert (many.status_code, "at most 2 prompts" in many.text) == (400, True), "half of a queue of 4"
+        os.kill(own.engine_pid(), signal.SIGSTOP)
+        asking = [threading.Thread(target=http.post, args=(CHAT,), kwargs={"json": body(2)}) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        time.sleep(0.5)
+        refused = http.post(CHAT, json=body(2))
+        os.kill(own.engine_pid(), signal.SIGCONT)
+        assert refused.status_code == 429
+        assert "of the queue's 4 places" in refused.text
+        for thread in asking:
+            thread.join(20)
 
 
 def test_sigterm_drains(tiny_gguf: Path) -> None:

@@ -80,14 +80,14 @@ def test_what_needs_no_engine_is_answered_beside_it(own: Server) -> None:
 
 def test_nobody_waits_for_ever_when_it_leaves(tiny_gguf: Path) -> None:
     """While it waits for what is open it says so, and takes nothing new; what is not done by then is cut off."""
-    server = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--drain-timeout", "1")
+    server = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--drain-timeout", "4")
     said: list[str] = []
     pid = server.engine_pid()
     os.kill(pid, signal.SIGSTOP)
     asking = ask(server, said)
-    time.sleep(0.3)
+    time.sleep(1.0)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(0.5)
     health = httpx.get(f"{server.url}/health", timeout=5)
     assert (health.status_code, health.json()["status"]) == (503, "draining")
     with server.client() as http:
@@ -97,6 +97,7 @@ def test_nobody_waits_for_ever_when_it_leaves(tiny_gguf: Path) -> None:
     asking.join(5)
     assert len(said) == 1
     assert said[0].startswith("503")
+    assert "went away before" in said[0]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

@@ -193,7 +193,7 @@ async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> 
         return await ask(running.at, fresh(LONG_PROMPT), 2)
 
     def p99(samples: Sequence[Sample]) -> float:
-        return percentile([gap for sample in samples for gap in sample.gaps], 0.99)
+        return percentile([gap for sample in samples for gap in sample.gaps] or [TICK], 0.99)
 
     alone, beside, intruders = [], [], []
     for _ in range(3):
@@ -201,7 +201,7 @@ async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> 
         together = await asyncio.gather(streams(), long_prompt())
         beside.append(p99(together[0]))
         intruders.append(together[1].ttft)
-    turns = [b / a for a, b in zip(alone, beside, strict=True)]
+    turns = [b / max(a, TICK) for a, b in zip(alone, beside, strict=True)]
     return {
         "prompt": LONG_PROMPT,
         "gap_p99_alone": statistics.median(alone),

@@ -44,6 +44,7 @@ def run_batch(
     from slipstream.serving.batch import run_batch as run
     from slipstream.serving.exchange import ServerLimits
     from slipstream.serving.keys import Keys
+    from slipstream.serving.openai import MAX_PROMPTS
     from slipstream.serving.opening import Opening, opened
     from slipstream.weights.references import resolve
 
@@ -54,7 +55,7 @@ def run_batch(
     worker = WorkerOptions(
         model, max_model_len, quantization=quantization, threads=threads, speculative=speculative
     )  # fmt: skip
-    limits = ServerLimits(max_queue=at_once + 64, request_timeout=86_400.0)
+    limits = ServerLimits(max_queue=at_once * MAX_PROMPTS, request_timeout=86_400.0)
 
     name = served_model_name or model
 

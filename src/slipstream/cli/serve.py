@@ -221,16 +221,20 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
             yield
 
         def _leave(self, sig: int) -> None:
-            if api.draining:  # who says it twice does not want to wait
-                self.handle_exit(sig, None)
-                return
-            api.draining = True
-            self.leaving = asyncio.get_running_loop().create_task(self._drain(sig))
+            if self.leaving is None:
+                api.draining = True
+                self.leaving = asyncio.get_running_loop().create_task(self._drain(sig))
+            elif not self.leaving.done():  # who says it twice does not want to wait
+                self.leaving.cancel()
+                self._go(sig)
 
         async def _drain(self, sig: int) -> None:
             end = time.monotonic() + drain_timeout
-            while found.client.open and time.monotonic() < end:
+            while found.client.waited_for and time.monotonic() < end:
                 await asyncio.sleep(0.05)
+            self._go(sig)
+
+        def _go(self, sig: int) -> None:
             found.client.give_up("the server went away before the answer was there")
             self.handle_exit(sig, None)
 

@@ -115,6 +115,11 @@ class EngineClient:
         """Whether the engine is loaded."""
         return self._ready.is_set()
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether anybody waits for something from the engine."""
+        return bool(self.open or self._answers or self._deployments)
+
     async def start(self) -> EngineInfo:
         """Start the process and wait until the model is loaded. Raises SlipstreamError with the engine's reason."""
         await self._launch()

@@ -27,7 +27,7 @@ from slipstream.roofline.probe import processor_name
 
 log = logging.getLogger(__name__)
 
-COST_VERSION = 3
+COST_VERSION = 4
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 MOST_DECODES = 32
 """Rows that each come from a sequence of their own; more are probed as chunks of one prompt."""

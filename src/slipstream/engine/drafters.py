@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.engine.model import LoadOptions, Model, Progress, load_model
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, Model, Progress, load_model
 from slipstream.errors import UsageError
 from slipstream.kernels import Executable
 from slipstream.kernels.native import NativeBackend, NativeExecutable
@@ -148,11 +148,17 @@ def load_speculative(
     """
     if options.backend != "native" and wanted.kind != "off":
         raise UsageError("drafts need the native backend: say --speculative off")
-    if wanted.kind != "folder":
+    if not wanted.neural:
         model = load_model(reference, options, progress)
         return model, _controller(wanted, model, progress, drawing)
     target = open_checkpoint(resolve(reference, progress))
     config = read_config(target)
+    resolve(wanted.reference, progress)
+    max_len = options.max_len or min(config.context, DEFAULT_MAX_LEN)
+    options = replace(options, beside=needs_of(wanted, config, max_len, options.kv_format))
+    if wanted.kind != "folder":
+        model = load_model(reference, options, progress)
+        return model, _controller(wanted, model, progress, drawing)
     folder = Folder.open(resolve(wanted.reference, progress), config)
     card, fingerprint = read_card(folder.path), fingerprint_of(config, target)
     for warning in warnings_for(card, fingerprint, wanted.reference):
@@ -293,8 +299,10 @@ def _held_bytes(executable: Executable, target: Model) -> int:
     return sum(own) + executable.program.cache.bytes_per_block * (target.blocks + target.spare_blocks)
 
 
-def foresee_held_bytes(wanted: Speculative, target: ModelConfig, max_len: int, kv_format: KVFormat, blocks: int) -> int:
-    """What a drafter will hold, from its header alone. Raises SlipstreamError."""
+def needs_of(wanted: Speculative, target: ModelConfig, max_len: int, kv_format: KVFormat) -> tuple[int, int]:
+    """Bytes that a drafter will hold of its own and with every block, from its header. Raises SlipstreamError."""
+    if not wanted.neural:
+        return 0, 0
     path = resolve(wanted.reference)
     if wanted.kind == "draft":
         checkpoint, bits = open_checkpoint(path), DRAFTER_BITS
@@ -305,7 +313,7 @@ def foresee_held_bytes(wanted: Speculative, target: ModelConfig, max_len: int, k
         record = partial(record_eagle3, from_taps=True) if isinstance(config, Eagle3Config) else record_context
         program = record(config, max_len, kv_format, "to come")  # type: ignore[arg-type]
     weights = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
-    return round(weights * bits / 8) + program.cache.bytes_per_block * blocks
+    return round(weights * bits / 8), program.cache.bytes_per_block
 
 
 def _set_vocabulary(executables: Sequence[Executable], tokens: npt.NDArray[np.int32] | None) -> None:

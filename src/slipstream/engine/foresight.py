@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipstream.engine.drafters import Speculative, foresee_held_bytes
+from slipstream.engine.drafters import Speculative, needs_of
 from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks, spare_blocks
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.models import read_config
@@ -95,15 +95,16 @@ def foresee(
     max_len = options.max_len or min(shape.context or DEFAULT_MAX_LEN, DEFAULT_MAX_LEN)
     bits = 8.0 if options.kv_format is KVFormat.INT8 else 16.0
     block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
-    blocks = cache_blocks(options, max_len, block_bytes, round(model_bytes(shape, precision)))
-    cache = blocks * block_bytes
-    spare = spare_blocks(options, blocks, block_bytes, round(model_bytes(shape, precision)))
-    drafter = 0
+    own = with_each = 0
     if speculative.neural:
-        config = read_config(open_checkpoint(path))
-        drafter = foresee_held_bytes(speculative, config, max_len, options.kv_format, blocks + spare)
+        own, with_each = needs_of(speculative, read_config(open_checkpoint(path)), max_len, options.kv_format)
+        options = replace(options, beside=(own, with_each))
+    weights = model_bytes(shape, precision)
+    blocks = cache_blocks(options, max_len, block_bytes, round(weights))
+    spare = spare_blocks(options, blocks, block_bytes, round(weights))
+    drafter = own + with_each * (blocks + spare)
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)
     setting = Setting(shape, hardware, precision, bits, 1, context)
-    weights, limit = model_bytes(shape, precision), ceiling(setting)
-    return Foresight(weights, cache, spare * block_bytes, drafter, usable_memory(), limit, context)
+    held = weights, blocks * block_bytes, spare * block_bytes, drafter
+    return Foresight(*held, usable_memory(), ceiling(setting), context)

@@ -56,6 +56,8 @@ class LoadOptions:
     spare_bytes: int = 0
     """Bytes beside the cache for what is moved out of it; -1: a share of memory."""
     pack_cache: bool = True
+    beside: tuple[int, int] = (0, 0)
+    """Bytes that a drafter takes of the same memory: of its own, and with every block of the cache."""
     taps: tuple[int, ...] = ()
 
 
@@ -151,7 +153,9 @@ def cache_blocks(options: LoadOptions, max_len: int, block_bytes: int, weight_by
         return each * options.sequences
     room = options.cache_bytes
     if room is None:
-        room = min(int(CACHE_SHARE * max(usable_memory() - weight_bytes, 0)), MOST_SEQUENCES * each * block_bytes)
+        weights, block = options.beside
+        room = int(CACHE_SHARE * max(usable_memory() - weight_bytes - weights, 0) * block_bytes / (block_bytes + block))
+        room = min(room, MOST_SEQUENCES * each * block_bytes)
     if room < each * block_bytes:
         raise UsageError(
             f"a sequence of {max_len} tokens needs {each * block_bytes / 1e9:.2f} GB of cache, there are "
@@ -164,8 +168,10 @@ def spare_blocks(options: LoadOptions, blocks: int, block_bytes: int, weight_byt
     """Blocks beside the cache for what is moved out of it; by itself never more than the cache has."""
     if options.spare_bytes >= 0:
         return options.spare_bytes // block_bytes
-    room = int(SPARE_SHARE * max(usable_memory() - weight_bytes - blocks * block_bytes, 0))
-    return min(room // block_bytes, blocks)
+    weights, block = options.beside
+    both = block_bytes + block
+    room = int(SPARE_SHARE * max(usable_memory() - weight_bytes - weights - blocks * both, 0))
+    return min(room // both, blocks)
 
 
 def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None) -> Backend:

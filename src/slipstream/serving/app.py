@@ -284,7 +284,7 @@ class Api:
         body: EmbeddingsRequest = openai.parse(await self._body(request), EmbeddingsRequest)
         self._known(body.model)
         work = await inputs_of(body, self.prompts)
-        with self.exchange.admitted(key, len(work)):
+        with self.exchange.admitted(key, 1):
             return json_response(await embeddings_of(work, body, self.client, self.served_name))
 
     def _known(self, model: str | None) -> None:

@@ -21,7 +21,7 @@ from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
 from slipstream.serving.answers import Answer
-from slipstream.serving.errors import ApiError
+from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.flush import Flush
 from slipstream.serving.keys import Key
 from slipstream.serving.metrics import Gaps, Metrics
@@ -31,7 +31,7 @@ from slipstream.training.recorder import Recorder
 
 RECORD_HEADER = "x-slipstream-record"
 """on or off: whether a request is recorded, where --record is given."""
-GONE = "the client went away"
+GONE, FAILED = "the client went away", "the server failed; its log says why"
 News = tuple[list[Chunk], RequestTimings | None]
 
 
@@ -93,6 +93,9 @@ class Exchange:
         except ApiError as error:
             span.end(problem=error.message)
             raise
+        except Exception:
+            span.end(problem=FAILED)
+            raise
 
     async def _run(self, request: Request, key: Key, wanted: Wanted, answer: Answer, span: Span) -> Response:
         work = wanted.work
@@ -113,9 +116,9 @@ class Exchange:
                     return self._left(span)
                 events = self._events(answer, news, first, wanted, leave, span)
                 leave = contextlib.ExitStack()
-                begun = _resumed(await anext(events, b""), events)
+                await anext(events)
                 headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-                return StreamingResponse(begun, media_type="text/event-stream", headers=headers)
+                return StreamingResponse(_rest(events), media_type="text/event-stream", headers=headers)
             return await self._whole(request, answer, news, wanted, span)
         except UsageError as error:
             raise openai.engine_refused(error, answer.prompt_field) from error
@@ -126,7 +129,10 @@ class Exchange:
 
     @contextlib.contextmanager
     def admitted(self, key: Key, count: int) -> Iterator[None]:
-        """Let so many more requests in, while they run. Raises ApiError where they are not taken now."""
+        """Let a request of so many prompts in, while it runs. Raises ApiError where it is not taken, or not now."""
+        most = key.most(self.limits.max_queue)
+        if count > most:
+            raise bad_request(f"a request may have at most {most} prompts here, not {count}")
         if self.draining:
             raise ApiError(503, "the server is going away", "server_error", headers={"Retry-After": "5"})
         if not self.client.ready:
@@ -187,9 +193,10 @@ class Exchange:
         leave: contextlib.ExitStack,
         span: Span,
     ) -> AsyncIterator[bytes]:
-        ended, problem = list[RequestTimings](), GONE
+        ended, problem = list[RequestTimings](), FAILED
         gaps, flush, late = Gaps(), Flush(self.limits.fixed_flush), ""
         try:
+            yield b""  # it has begun: from now on it is ended in any case
             for opening in answer.opening():
                 yield opening
             item: News | None = first
@@ -212,6 +219,9 @@ class Exchange:
             for event in answer.closing(ended, usage=wanted.usage, timed=wanted.timed):
                 yield event
             problem = late
+        except (GeneratorExit, asyncio.CancelledError):
+            problem = late or GONE
+            raise
         except SlipstreamError as error:
             problem = str(error)
             self.metrics.fail(503)
@@ -267,11 +277,11 @@ async def _overheard(news: AsyncIterator[News], recording: Recording) -> AsyncIt
             yield item
 
 
-async def _resumed(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Events of which the first was taken: what has begun is ended in any case, even if nobody ever asks for more."""
-    yield first
-    async for event in events:
-        yield event
+async def _rest(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events of a stream that has begun; it ends with this, and, if this is never begun, when it is forgotten."""
+    async with contextlib.aclosing(events) as rest:  # type: ignore[type-var]
+        async for event in rest:
+            yield event
 
 
 async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | None:

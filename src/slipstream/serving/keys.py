@@ -3,7 +3,8 @@
 The file is JSON: {"name": {"sha256": "…", "max_concurrent": 8, "requests_per_minute": 60, "record": true}}; all but
 the hash may be left out. "min_priority" is the most urgent that its requests may be (default 0; lower goes first).
 `record` says whether the key's requests are recorded where --record is given;
-"admin": true lets it deploy drafters. No key may fill the queue: there is always room for one that has nothing in it.
+"admin": true lets it deploy drafters. No key may fill the queue: there is room for those that have nothing in it, as
+far as half of it goes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_PRIORITY = 100
 
 @dataclass
 class Key:
-    """A tenant: its name, its key's hash, its limits, and what it has running."""
+    """A tenant: its name, its key's hash, its limits, its requests that run, and the places they hold in the queue."""
 
     name: str
     sha256: bytes
@@ -38,6 +39,7 @@ class Key:
     min_priority: int = 0
     admin: bool = False
     running: int = 0
+    held: int = 0
     recent: deque[float] = field(default_factory=deque)
     all_keys: list[Key] = field(default_factory=list, repr=False)
 
@@ -47,35 +49,47 @@ class Key:
             allowed = f"from {self.min_priority} to {MOST_PRIORITY}"
             raise bad_request(f"priority must be {allowed} here, not {priority}", "priority")
 
-    def share(self, places: int) -> int:
-        """Of the queue's places, those that it may take: as many as every other busy key, and one that is not yet."""
-        others = [key for key in self.all_keys if key is not self]
-        busy = sum(key.running > 0 for key in others)
-        return -(-places // (1 + busy + (busy < len(others))))
+    @property
+    def _others(self) -> list[Key]:
+        return [key for key in self.all_keys if key is not self]
+
+    def most(self, places: int) -> int:
+        """Prompts that one request may bring, however little is going on."""
+        return -(-places // 2) if self._others else places
+
+    def room(self, places: int) -> int:
+        """Places of the queue that it may hold now: as many as every other busy key, and one that is not yet.
+
+        What is kept for keys that hold nothing it may have too while it holds nothing itself.
+        """
+        busy = sum(key.held > 0 for key in self._others)
+        idle = len(self._others) - busy
+        fair = -(-places // (1 + busy + (idle > 0)))
+        kept = min(idle, places // 2) if self.held else 0
+        return min(fair, places - sum(key.held for key in self._others) - kept)
 
     @contextmanager
-    def admitted(self, count: int, places: int) -> Iterator[None]:
-        """Count requests while they run, in a queue of so many. Raises ApiError 429 if the key has reached a limit."""
+    def admitted(self, prompts: int, places: int) -> Iterator[None]:
+        """Count a request while it runs, and its prompts' places in a queue. Raises ApiError if a limit is reached."""
         now = time.monotonic()
         while self.recent and self.recent[0] <= now - 60.0:
             self.recent.popleft()
-        least = min(limit for limit in (self.requests_per_minute, self.max_concurrent, places) if limit is not None)
-        if count > least:
-            raise bad_request(f"this key may send at most {least} prompts in one request, not {count}")
-        if self.requests_per_minute is not None and len(self.recent) + count > self.requests_per_minute:
+        if self.requests_per_minute is not None and len(self.recent) >= self.requests_per_minute:
             wait = max(1, round(self.recent[0] + 60.0 - now))
             raise _too_many(f"this key may make {self.requests_per_minute} requests a minute", wait)
-        if self.max_concurrent is not None and self.running + count > self.max_concurrent:
+        if self.max_concurrent is not None and self.running >= self.max_concurrent:
             raise _too_many(f"this key may have {self.max_concurrent} requests at once", 1)
-        if self.running + count > (share := self.share(places)):
-            raise _too_many(f"this key may have {share} of the queue's {places} places now", 1)
+        if self.held + prompts > (room := self.room(places)):
+            raise _too_many(f"this key may have {max(room, 0)} of the queue's {places} places now", 1)
         if self.requests_per_minute is not None:
-            self.recent.extend([now] * count)
-        self.running += count
+            self.recent.append(now)
+        self.running += 1
+        self.held += prompts
         try:
             yield
         finally:
-            self.running -= count
+            self.running -= 1
+            self.held -= prompts
 
 
 def _too_many(message: str, wait: int) -> ApiError:

@@ -19,9 +19,9 @@ from slipstream.serving.structured import grammar_of
 
 MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
 MOST_TOKEN = (1 << 31) - 1
+"""No vocabulary is larger, and larger numbers could not be told to the engine."""
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Templates know roles of their own; none of them is markup."""
-"""No vocabulary is larger, and larger numbers could not be told to the engine."""
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKEN)]
 
 

@@ -2,8 +2,8 @@
 
 The standard variables say where spans go (OTEL_EXPORTER_OTLP_ENDPOINT and the like). A request's span continues the
 trace that its headers name, and has the field's names for what it was (gen_ai.*); spans inside it say how long it
-waited, how long the prompt took and how long the answer. A request that was refused, failed, or was left by its client
-has a span as well, with the status ERROR and the reason.
+waited, how long the prompt took and how long the answer. A request that was turned away, failed, or was left by its
+client has a span as well, with the status ERROR and the reason; one that was wrong in itself has none.
 """
 
 from __future__ import annotations
