@@ -29,6 +29,7 @@ def test_structured(smollm: Path, tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["valid"] == 1.0
     assert found["refused"] == []
+    assert found["overall_speed"] > 0
     assert "| structured answers, " in run("bench", "table", str(tmp_path)).stdout
 
 

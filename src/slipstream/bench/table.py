@@ -200,7 +200,8 @@ def _structured(r: dict[str, Any]) -> str:
     speed, compiled = r["speed"], r["compile_seconds"]
     return (
         f"{r['schemas']} schemas, {r['whole']} answers whole, {r['valid']:.1%} of them valid; x {speed['median']:.3f} "
-        f"of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}); compiled in "
+        f"of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}; of all tokens {r['overall_speed']:.3f}); "
+        f"compiled in "
         f"{compiled['median'] * 1e3:.1f} ms, at most {compiled['max'] * 1e3:.0f}"
     )
 

@@ -49,7 +49,8 @@ def structured(
         speed, compiled = result["speed"], result["compile_seconds"]
         print(
             f"{result['whole']} of {result['schemas']} answers ended by themselves, {result['valid']:.1%} valid; "
-            f"{speed['median']:.3f} of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}), compiled in "
+            f"{speed['median']:.3f} of the free speed (schemas {speed['min']:.2f}-{speed['max']:.2f}; of all tokens "
+            f"{result['overall_speed']:.3f}), compiled in "
             f"{compiled['median'] * 1e3:.1f} ms (at most {compiled['max'] * 1e3:.0f})"
         )
 
