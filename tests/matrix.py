@@ -46,7 +46,7 @@ def page(pairs: Counter[frozenset[str]]) -> str:
         "# Which features are tested together", "",
         "Made by `python -m tests.matrix` from what the tests say of themselves. A number: so many tests use both. A",
         "dot: untested; nothing is known against it, and nothing for it.", "",
-        "| | " + " | ".join(str(place) for place in range(1, len(names) + 1)) + " |",
+        "| | " + " | ".join(f"{place} {name}" for place, name in enumerate(names, 1)) + " |",
         "|---|" + "---|" * len(names),
     ]  # fmt: skip
     for place, name in enumerate(names):

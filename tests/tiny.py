@@ -87,11 +87,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(case: str, folder: Path, seed: int = 0) -> transformers.PreTrainedModel:
-    """A random model of `case`, saved to `folder` in float32 and returned."""
+def build(case: str, folder: Path, seed: int = 0, **more: Any) -> transformers.PreTrainedModel:
+    """A random model of `case`, with `more` fields of its config changed, saved to `folder` in float32 and returned."""
     torch.manual_seed(seed)
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**BASE | changes)
+    config = getattr(transformers, f"{name}Config")(**BASE | changes | more)
     config._attn_implementation = "eager"
     model_name = "Gemma3ForCausalLM" if name == "Gemma3Text" else f"{name}ForCausalLM"
     model = getattr(transformers, model_name)(config).eval().float()
@@ -115,3 +115,15 @@ def logits(model: transformers.PreTrainedModel, tokens: list[int]) -> np.ndarray
     """Logits [tokens, vocabulary] of transformers, float32."""
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].numpy()
+
+
+def evenness(model: transformers.PreTrainedModel, tokens: list[int]) -> float:
+    """Mean entropy of attention weights over that of weights that are all alike, of rows with 16 to see or more."""
+    with torch.no_grad():
+        attentions = model(torch.tensor([tokens]), output_attentions=True).attentions
+    shares = []
+    for weights in attentions:
+        rows = weights[0, :, 16:]
+        entropy = -(rows * rows.clamp_min(1e-12).log()).sum(-1)
+        shares.append((entropy / (rows > 0).sum(-1).clamp_min(2).log()).mean().item())
+    return float(np.mean(shares))

@@ -59,7 +59,7 @@ Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<fl
 }  // namespace
 
 Executor::Executor(int threads, int max_rows, Executor* share)
-    : owned_(share ? share->owned_ : std::make_shared<Pool>(threads)), pool_(*owned_), max_rows_(max_rows), scratch_(pool_.size()), stolen_(pool_.size()), best_(pool_.size()), best_index_(pool_.size()), place_head_(pool_.size()) {}
+    : owned_(share ? share->owned_ : std::make_shared<Pool>(threads)), pool_(*owned_), max_rows_(max_rows), scratch_(pool_.most()), stolen_(pool_.most()), best_(pool_.most()), best_index_(pool_.most()), place_head_(pool_.most()) {}
 
 void Executor::tap(int x) {
   push(Instruction::Tap, taps_ops_, TapOp{x, tap_width_});
@@ -134,6 +134,8 @@ OpClass Executor::class_of(const Instruction& c) const {
 void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn) {
   const double begun = now();
   check(in);
+  if (crowded_ > 0) pool_.use(crowded_);
+  else pool_.use_sensibly();
   in_ = &in;
   plan_spans(in);
   plan_attention();
@@ -165,7 +167,18 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
   in_ = nullptr;
   seconds_.begun = begun;
   seconds_.total = now() - begun;
-  seconds_.stolen = *std::max_element(stolen_.begin(), stolen_.end());
+  const double stolen = *std::max_element(stolen_.begin(), stolen_.begin() + pool_.size());
+  pool_.note(seconds_.total, stolen, begun);
+  seconds_.stolen = std::max(stolen, lost_to_company(in.rows, stolen));
+}
+
+// What a step has lost by having fewer threads than there are, going by those that nobody disturbed.
+double Executor::lost_to_company(int rows, double stolen) {
+  if (rows >= (int)quiet_.size()) return 0;
+  double& quiet = quiet_[rows];
+  if (pool_.size() < pool_.most()) return quiet > 0 ? seconds_.total - quiet : 0;
+  if (stolen < 0.05 * seconds_.total) quiet = quiet > 0 ? quiet + 0.1 * (seconds_.total - quiet) : seconds_.total;
+  return 0;
 }
 
 void Executor::sample(const SampleInput& draws, SampleOutput& drawn, int t) {
@@ -216,8 +229,9 @@ std::array<double, kOpClasses> Executor::class_bytes() const {
 }
 
 double Executor::read_weights(int threads) {
-  if (threads != pool_.size() && (!readers_ || readers_->size() != threads)) readers_ = std::make_unique<Pool>(threads);
-  Pool& pool = threads == pool_.size() ? pool_ : *readers_;
+  if (threads != pool_.most() && (!readers_ || readers_->most() != threads)) readers_ = std::make_unique<Pool>(threads);
+  Pool& pool = threads == pool_.most() ? pool_ : *readers_;
+  pool.use(threads);
   std::atomic<uint32_t> sink{0};
   double start = now();
   pool.run([&](int t) {

@@ -152,7 +152,9 @@ class Executor {
   void copy_blocks(const int32_t* pairs, int count);
   // Copy single slots of all layers, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the cache.
   void copy_slots(const int32_t* pairs, int count);
-  int threads() const { return pool_.size(); }
+  int threads() const { return pool_.most(); }
+  // Run steps with so many threads, as if other processes kept the rest from running; 0: as many as is sensible.
+  void crowd(int threads) { crowded_ = threads; }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ops_.empty() ? 0 : logits_ops_[0].w.n; }
   const float* logits() const { return logits_.data(); }
@@ -176,6 +178,7 @@ class Executor {
   }
   void check(const StepInput& in) const;
   void plan_spans(const StepInput& in);
+  double lost_to_company(int rows, double stolen);
   void plan_attention();
   int chunk_of(int rows, int most, int columns) const;
   OpClass class_of(const Instruction& c) const;
@@ -240,6 +243,8 @@ class Executor {
   StepSeconds seconds_;
   std::array<double, kOpClasses> delays_{};
   std::vector<double> stolen_;               // [threads]
+  std::array<double, 65> quiet_{};           // [rows] seconds of steps with all threads, lately
+  int crowded_ = 0;
   std::vector<float> best_;                  // [threads] best score of a thread's share of the vocabulary
   std::vector<int> best_index_;
   std::unique_ptr<Pool> readers_;            // as many threads as the last read asked for, if not those of the step

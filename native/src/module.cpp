@@ -257,6 +257,10 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
   m.def("usable_cores", &usable_cores);
+  nb::class_<Crowd>(m, "Crowd")
+      .def(nb::init<int>(), nb::arg("threads"))
+      .def("note", &Crowd::note, nb::arg("seconds"), nb::arg("stolen"), nb::arg("now"))
+      .def_prop_ro("threads", &Crowd::threads);
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
   m.def("checksum", &checksum, nb::arg("data"));
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
@@ -291,6 +295,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<PyExecutor>(m, "Executor")
       .def(nb::init<int, int, PyExecutor*>(), nb::arg("threads"), nb::arg("max_rows"), nb::arg("share").none() = nullptr)
+      .def("crowd", [](PyExecutor& s, int threads) { s.e.crowd(threads); }, nb::arg("threads"))
       .def("set_vocabulary", [](PyExecutor& s, Array<int32_t> ids) {
         if ((int)ids.shape(0) != s.e.vocabulary()) throw std::invalid_argument("one token for every row of the head");
         s.e.set_vocabulary(std::vector<int32_t>(ids.data(), ids.data() + ids.shape(0)));

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +19,9 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(200);  // longer than the pause between two steps
 constexpr int kYieldAfter = 1 << 14;                    // pauses after which a waiting thread gives way
+constexpr int kThreadBits = 12;
+constexpr double kCrowdWindow = 0.1, kCrowded = 0.3;  // seconds that are looked at together, and the share lost that is too much
+constexpr double kFirstPause = 0.1, kLongestPause = 8.0;  // seconds until more threads are tried
 
 void pause() {
 #if defined(__x86_64__)
@@ -57,22 +61,60 @@ FlushDenormals::~FlushDenormals() {
 #endif
 }
 
-Pool::Pool(int threads) : size_(threads < 1 ? 1 : threads) {
-  for (int t = 1; t < size_; ++t) threads_.emplace_back([this, t] { work(t); });
+void Crowd::note(double seconds, double stolen, double now) {
+  run_ += seconds;
+  lost_ += stolen;
+  if (run_ < kCrowdWindow) return;
+  const bool crowded = lost_ > kCrowded * run_;
+  run_ = lost_ = 0;
+  if (crowded && threads_ > 1) {
+    pause_ = trying_ || pause_ == 0 ? std::min(std::max(2 * pause_, kFirstPause), kLongestPause) : pause_;
+    retry_ = now + pause_;
+    trying_ = false;
+    --threads_;
+  } else if (threads_ < most_ && now >= retry_) {
+    trying_ = true;
+    ++threads_;
+  } else if (threads_ == most_ && !crowded) {
+    pause_ = 0;
+    trying_ = false;
+  }
 }
 
-Pool::~Pool() {
+Pool::Pool(int threads) : most_(threads < 1 ? 1 : threads), size_(most_), crowd_(most_), wanted_(most_) {
+  try {
+    for (int t = 1; t < most_; ++t) threads_.emplace_back([this, t] { work(t); });
+  } catch (...) {
+    finish();
+    throw;
+  }
+}
+
+Pool::~Pool() { finish(); }
+
+void Pool::finish() {
   stop_ = true;
-  epoch_.fetch_add(1);
+  wanted_.store(most_ + 1);
+  wanted_.notify_all();
+  epoch_.fetch_add(1 << kThreadBits);
   epoch_.notify_all();
   for (auto& t : threads_) t.join();
+}
+
+void Pool::use(int threads) {
+  threads = std::clamp(threads, 1, most_);
+  if (threads == size_) return;
+  size_ = threads;
+  wanted_.store(threads, std::memory_order_seq_cst);
+  wanted_.notify_all();
 }
 
 void Pool::run(const std::function<void(int)>& fn) {
   FlushDenormals flush;
   if (size_ == 1) return fn(0);
   job_ = &fn;
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t runs = (epoch_.load(std::memory_order_relaxed) >> kThreadBits) + 1;
+  epoch_.store(runs << kThreadBits | (uint32_t)size_, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
   fn(0);
   barrier();
@@ -110,11 +152,13 @@ void Pool::work(int thread) {
   FlushDenormals flush;
   uint32_t seen = 0;
   for (;;) {
+    for (int wanted; (wanted = wanted_.load(std::memory_order_acquire)) <= thread;) wanted_.wait(wanted);
     wait_for(epoch_, seen);
     uint32_t now = epoch_.load(std::memory_order_acquire);
     if (now == seen) continue;
     seen = now;
     if (stop_) return;
+    if (thread >= (int)(now & ((1 << kThreadBits) - 1))) continue;
     (*job_)(thread);
     barrier();
   }

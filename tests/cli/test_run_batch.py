@@ -75,6 +75,20 @@ def test_a_batch_that_is_killed_goes_on(tiny_gguf: Path, tmp_path: Path) -> None
     assert not any(Path(f"/proc/{pid}").exists() for pid in engines.split())
 
 
+def test_what_may_go_better_another_time_is_asked_again(tmp_path: Path) -> None:
+    """An engine that was being started again, a queue that was full; what was wrong in itself stays answered."""
+    file = tmp_path / "out.jsonl"
+    rows = [
+        {"custom_id": str(status), "response": {"status_code": status}, "error": None}
+        for status in (200, 400, 429, 500, 503, 504)
+    ]
+    wrong = {"custom_id": "stream", "response": None, "error": {"code": "invalid_request"}}
+    file.write_text("\n".join(map(json.dumps, [*rows, wrong])) + "\n")
+    assert answered(file) == {"200", "400", "stream"}
+    assert [json.loads(row)["custom_id"] for row in file.read_text().splitlines()] == ["200", "400", "stream"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_what_is_no_batch(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     for text in ("{}", "[1]", "no JSON", '{"custom_id": 5}'):

@@ -66,3 +66,34 @@ def test_wrong_use(tiny_gguf: Path, tmp_path: Path) -> None:
     ):
         out = run("traffic", *arguments)
         assert (out.returncode, problem in out.stderr) == (code, True), out.stderr
+
+
+def test_answers_made_anew_do_not_share_their_noise(tiny_gguf: Path, tmp_path: Path) -> None:
+    """The same prompt at a temperature, several times: each answer is drawn for itself, and the same again."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"prompt": "abc abc", "custom_id": f"r{n}"}) for n in range(6)))
+    answers = []
+    for name in ("a.db", "b.db"):
+        made = run(
+            "traffic", "import", str(log), str(tmp_path / name), "--model", str(tiny_gguf), "--regenerate",
+            "--temperature", "1.0", "--max-tokens", "12",
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        with TrafficStore(tmp_path / name) as store:
+            answers.append({record.request: record.tokens for record in store.records()})
+    assert answers[0] == answers[1]
+    assert len(set(answers[0].values())) > 3
+
+
+def test_an_answer_that_was_cut_off_has_no_end(tiny_gguf: Path, tmp_path: Path) -> None:
+    def row(name: str, reason: str) -> str:
+        said = {"choices": [{"message": {"content": "yes and"}, "finish_reason": reason}]}
+        asked = {"messages": [{"role": "user", "content": f"x {name}"}]}
+        return json.dumps({"custom_id": name, "request": asked, "response": said})
+
+    log, db = tmp_path / "log.jsonl", tmp_path / "t.db"
+    log.write_text(f"{row('whole', 'stop')}\n{row('cut', 'length')}")
+    assert run("traffic", "import", str(log), str(db), "--model", str(tiny_gguf), "--own").returncode == 0
+    with TrafficStore(db) as store:
+        answered = {record.request: record.answered for record in store.records()}
+    assert answered["whole"] == answered["cut"] + 1

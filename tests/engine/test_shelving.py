@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pytest
 
 from slipstream.engine import Engine, LoadOptions, Model, load_model
+from slipstream.engine.engine import SHELVE_EVERY
 from slipstream.engine.shelving import parse_store
 from slipstream.errors import UsageError
 from slipstream.kvcache import Shelf
@@ -62,6 +63,24 @@ def test_a_known_beginning_outlives_the_engine(model: Model, tmp_path: Path) -> 
     longer, cached = say(other, [*PROMPT, *range(40)])
     assert cached == 288
     assert longer == say(Engine(model, prefix_cache=False), [*PROMPT, *range(40)])[0]
+
+
+def test_who_is_never_idle_keeps_blocks_too(model: Model, tmp_path: Path) -> None:
+    """A block now and then between two steps; what is said does not change."""
+    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    prompt = [number % 200 for number in range(130)]
+    plain = Engine(model)
+    expected = [chunk.token_ids for chunk in plain.run(plain.add(prompt, params))]
+    for ahead in (False, True):
+        engine, shelf = engine_of(model, tmp_path / str(ahead))
+        engine.ahead = ahead
+        number, said = engine.add(prompt, params), []
+        while engine.busy:
+            said += [chunk.token_ids for chunk in engine.step() if chunk.request == number]
+            if engine.busy and engine.shelving:
+                engine.shelve()
+        assert said == expected
+        assert 2 <= len(shelf) <= 300 // SHELVE_EVERY
 
 
 def test_damage_costs_time_and_nothing_else(model: Model, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipstream.kernels.native import NativeBackend, NativeExecutable, _native
+from slipstream.kernels.native.packing import Quantization
 from slipstream.models import ModelConfig, record_program
 from slipstream.program import BLOCK_SLOTS, TENSOR_TYPES, KVFormat, Row, Rows
 from tests import toys
@@ -85,6 +86,24 @@ def test_instruction_sets_agree_bit_for_bit(kind: str) -> None:
         assert np.array_equal(result, results[0]), isa
 
 
+@pytest.mark.parametrize(("quantization", "alike"), [("int8", 0.999), ("int4", 0.97), ("int4-128", 0.94)])
+def test_floats_quantised_at_load(quantization: Quantization, alike: float) -> None:
+    """The same bits on every instruction set, and about the logits of the floats."""
+    ids = tokens(40)
+    program = record_program(toys.WIDE, kv_format=KVFormat.BF16)
+
+    def logits(isa: str, how: Quantization) -> np.ndarray:
+        _native.select_isa(isa)
+        return run_alone(NativeBackend(2, 96, how).compile(program, BlockWeights("F32"), 2), ids, chunk=9)
+
+    results = [logits(isa, quantization) for isa in ISAS]
+    for isa, result in zip(ISAS, results, strict=True):
+        assert np.array_equal(result, results[0]), isa
+    plain = logits(ISAS[0], "none")
+    assert not np.array_equal(results[0], plain)
+    assert np.corrcoef(results[0].ravel(), plain.ravel())[0, 1] > alike
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_format", [KVFormat.BF16, KVFormat.INT8])
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "BF16"])
@@ -129,6 +148,51 @@ def test_long_contexts_cross_splits_with_the_same_bits(name: str, kv_format: KVF
     for _ in range(20):
         advance(single, [(sequence, 1)])
     assert np.array_equal(np.stack(sequence.logits), whole)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("kind", "kv_format"), [("Q4_1", KVFormat.BF16), ("Q8_0", KVFormat.INT8), ("BF16", KVFormat.BF16)]
+)
+def test_long_contexts_in_company_on_every_instruction_set(kind: str, kv_format: KVFormat, isa: str) -> None:
+    """Contexts of several splits beside short ones, in random chunks, one of them given up and computed anew."""
+    rng = np.random.default_rng(11)
+    lengths = (610, 300, 40, 7)
+    prompts = [tokens(n, seed) for seed, n in enumerate(lengths)]
+    alone = native(toys.PLAIN, kind, kv_format, threads=1, blocks=20, isa=isa)
+    expected = [run_alone(alone, prompt, chunk=64)[-8:] for prompt in prompts]
+    executable = native(toys.PLAIN, kind, kv_format, 2, 44, isa=isa)
+    order = rng.permutation(44).tolist()
+    tables = [order[:20], order[20:30], order[30:32], order[32:33]]
+    sequences = [Sequence(p, table) for p, table in zip(prompts, tables, strict=True)]
+    given_up = False
+    while any(s.computed < len(s.tokens) for s in sequences):
+        spans, room = [], 96
+        for index in rng.permutation(len(sequences)):
+            sequence = sequences[index]
+            left = min(len(sequence.tokens) - sequence.computed, room)
+            if left and rng.random() < 0.7:
+                count = 1 if sequence.computed > len(sequence.tokens) - 4 else int(rng.integers(1, left + 1))
+                spans.append((sequence, count))
+                room -= count
+        if spans:
+            advance(executable, spans)
+        if not given_up and sequences[1].computed > 270:
+            sequences[1].computed, sequences[1].logits, given_up = 0, [], True
+    for sequence, wanted in zip(sequences, expected, strict=True):
+        assert np.array_equal(np.stack(sequence.logits)[-8:], wanted)
+
+
+def test_as_many_sequences_as_a_step_has_rows_for() -> None:
+    """Sixty-four that decode together, each as alone."""
+    prompts = [tokens(3 + n % 9, n) for n in range(64)]
+    expected = [run_alone(native(toys.PLAIN, "Q4_1", blocks=1), prompt) for prompt in prompts[::7]]
+    executable = native(toys.PLAIN, "Q4_1", threads=2, blocks=64)
+    sequences = [Sequence(prompt, [n]) for n, prompt in enumerate(prompts)]
+    while going := [s for s in sequences if s.computed < len(s.tokens)]:
+        advance(executable, [(sequence, 1) for sequence in going])
+    for sequence, wanted in zip(sequences[::7], expected, strict=True):
+        assert np.array_equal(np.stack(sequence.logits), wanted)
 
 
 @pytest.mark.parametrize("kv_format", [KVFormat.BF16, KVFormat.INT8])

@@ -43,9 +43,12 @@ def without(config: ModelConfig) -> dict[str, ModelConfig]:
         "attention_scale": 0.0,
         "activation": "silu",
         "embed_scale": 1.0,
+        "post_norms": False,
     }
     changed = {name: replace(config, **{name: value}) for name, value in off.items() if getattr(config, name) != value}
     changed["theta"] = replace(config, rope=replace(config.rope, theta=config.rope.theta * 4))
+    if not config.tied_head:
+        changed["head"] = replace(config, tied_head=True)
     changed["norm_eps"] = replace(config, norm_eps=0.5)
     return changed
 
@@ -62,3 +65,23 @@ def test_logits_match_and_every_feature_counts(case: str, tmp_path: Path) -> Non
     for name, changed in without(config).items():
         difference = np.abs(reference_logits(tmp_path, changed) - expected).max()
         assert difference > 1e-2, f"switching off {name} changes nothing"
+
+
+@pytest.mark.parametrize("case", tiny.CASES)
+def test_attention_is_not_spread_evenly(case: str, tmp_path: Path) -> None:
+    """Otherwise nobody would see a wrong mask, scale or rotation in the logits."""
+    assert tiny.evenness(tiny.build(case, tmp_path), TOKENS) < 0.75
+
+
+def test_longrope_factors_are_fixed_by_the_longest_context(tmp_path: Path) -> None:
+    """A model that is loaded for no more than it was first trained with has the short ones."""
+    model = tiny.build("phi3-longrope", tmp_path)
+    checkpoint = read_safetensors(tmp_path)
+    config = read_config(checkpoint)
+    short = TOKENS[: config.rope.original - 4]
+    program = record_program(config, max_len=config.rope.original, kv_format=KVFormat.F32)
+    executable = ReferenceBackend().compile(program, ModelWeights(config, checkpoint), 8)
+    assert np.abs(run_alone(executable, short) - tiny.logits(model, short)).max() < 1e-3
+    longer = record_program(config, max_len=config.rope.original + 1, kv_format=KVFormat.F32)
+    other = ReferenceBackend().compile(longer, ModelWeights(config, checkpoint), 8)
+    assert np.abs(run_alone(other, short) - tiny.logits(model, short)).max() > 1e-2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
@@ -77,6 +78,33 @@ def test_tools_streamed_and_whole(client: anthropic.Anthropic) -> None:
     ]  # fmt: skip
     then = client.messages.create(model="tiny", max_tokens=8, messages=turns, tools=[WEATHER], extra_body=GREEDY)
     assert then.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize("how", ["output_config", "output_format"])
+def test_an_answer_keeps_to_a_schema(client: anthropic.Anthropic, how: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2]}},
+        "required": ["city", "days"],
+    }
+    wanted: Any = {"type": "json_schema", "schema": schema}
+    body = GREEDY | {how: {"format": wanted} if how == "output_config" else wanted}
+    done = client.messages.create(model="tiny", max_tokens=80, messages=ASK, extra_body=body)
+    said = json.loads(done.content[0].text)  # type: ignore[union-attr]
+    assert set(said) == {"city", "days"}
+    assert said["days"] in (1, 2)
+    with pytest.raises(anthropic.BadRequestError, match="json_schema"):
+        client.messages.create(
+            model="tiny", max_tokens=8, messages=ASK, extra_body={"output_config": {"format": {"type": "xml"}}}
+        )
+
+
+@pytest.mark.parametrize("field", ["mcp_servers", "container"])
+def test_what_would_change_the_answer_is_not_ignored(client: anthropic.Anthropic, field: str) -> None:
+    for ask in (client.messages.create, client.messages.count_tokens):
+        limit = {"max_tokens": 8} if ask == client.messages.create else {}
+        with pytest.raises(anthropic.BadRequestError, match=field):
+            ask(model="tiny", messages=ASK, extra_body={field: ["x"]}, **limit)  # type: ignore[call-overload]
 
 
 def test_errors(client: anthropic.Anthropic, real_server: Server) -> None:

@@ -45,6 +45,27 @@ def test_the_server_says_what_the_engine_says(client: openai.OpenAI, tiny_gguf: 
     assert answer.usage.prompt_tokens == len(model.chat_prompt(MESSAGES))
 
 
+@pytest.mark.features("streaming", "stop")
+@pytest.mark.features("streaming", "n", "stop", "sampling")
+def test_a_stop_string_is_never_seen_in_a_stream(client: openai.OpenAI) -> None:
+    """However the text falls into events: those of a stream are the whole answer, up to where it stops."""
+    settings = {"temperature": 1.0, "n": 3, "max_tokens": 60}
+    plain = [choice.message.content for choice in ask(client, **settings).choices]
+    stops = sorted({text[place : place + 2] for text in plain for place in (7, 20) if len(text) > 24})
+    assert stops
+    whole = [choice.message.content for choice in ask(client, stop=stops[:4], **settings).choices]
+    texts, reasons = [""] * 3, [""] * 3
+    for event in ask(client, stop=stops[:4], stream=True, **settings):
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == whole
+    assert whole != plain
+    assert "stop" in reasons
+    assert not any(stop in text for text in texts for stop in stops[:4])
+
+
+@pytest.mark.features("streaming", "n", "sampling")
 def test_a_stream_is_the_answer_in_pieces(client: openai.OpenAI) -> None:
     whole = ask(client, temperature=1.0, n=2)
     texts, reasons, usage = ["", ""], {}, None
@@ -249,3 +270,30 @@ def test_token_ids_outside_the_vocabulary(server: Server, token: int) -> None:
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "prompt"
     assert "vocabulary" in answer.json()["error"]["message"] or "from 0 to" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "functions", [{"name": "f"}]),
+        ("/v1/chat/completions", "chat_template", "{{ x }}"),
+        ("/v1/chat/completions", "continue_final_message", True),
+        ("/v1/chat/completions", "documents", [{"text": "x"}]),
+        ("/v1/completions", "bad_words", ["x"]),
+        ("/v1/completions", "allowed_token_ids", [1]),
+        ("/v1/completions", "use_beam_search", True),
+        ("/v1/completions", "prompt_logprobs", 1),
+        ("/v1/completions", "skip_special_tokens", False),
+        ("/v1/completions", "best_of", 3),
+        ("/v1/responses", "conversation", "c"),
+        ("/v1/responses", "top_logprobs", 3),
+        ("/v1/responses", "max_tool_calls", 1),
+    ],
+)
+def test_what_would_change_the_answer_is_not_ignored(server: Server, path: str, field: str, value: object) -> None:
+    asked = {"messages": MESSAGES, "prompt": "x", "input": "x"}
+    named = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}[path]
+    with server.client() as http:
+        refused = http.post(path, json={named: asked[named], "max_tokens": 2, field: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == field

@@ -40,7 +40,9 @@ def complete(server: Server, **fields: object) -> dict[str, object]:
     return answer.json()
 
 
-@pytest.mark.features("text drafts", "sampling", "n", "stop", "logprobs")
+@pytest.mark.features("text drafts", "sampling", "n")
+@pytest.mark.features("text drafts", "stop")
+@pytest.mark.features("text drafts", "logprobs")
 def test_the_same_answers_and_figures_besides(plain: Server, drafted: Server) -> None:
     for fields in ({}, {"temperature": 0.8}, {"n": 2, "temperature": 0.5}, {"stop": ["e"]}, {"logprobs": 2}):
         ours, theirs = complete(drafted, **fields), complete(plain, **fields)

@@ -37,7 +37,8 @@ def schema_format(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
 
 
-@pytest.mark.features("grammar", "n", "text drafts", "sampling", "streaming")
+@pytest.mark.features("grammar", "n", "text drafts", "sampling")
+@pytest.mark.features("grammar", "streaming", "text drafts", "sampling")
 def test_a_schema_is_kept_to_streamed_or_whole(client: openai.OpenAI) -> None:
     settings: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 60, "seed": 5, "temperature": 0.8}
     whole = client.chat.completions.create(**settings, response_format=schema_format(PERSON), n=2)

@@ -14,7 +14,7 @@ from slipstream.program import Draft
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Controller, Drafter, SuffixDrafter
 from slipstream.speculation.card import Card
-from slipstream.speculation.rollout import Arm, Rollout, Stage
+from slipstream.speculation.rollout import LEAST_TAU, Arm, Rollout, Stage
 from slipstream.speculation.shadow import DRAFT
 from slipstream.speculation.statistics import Counts
 from tests.speculation.folders import eagle3_folder
@@ -235,6 +235,32 @@ def test_what_brings_nothing_is_taken_back_where_text_alone_drafts(
     served(candidate.model, rollout, 60, said)
     assert rollout.arms["candidate"].enough
     assert (rollout.outcome is not None) is ends
+
+
+def test_straight_to_all_it_is_judged_by_what_was_before(tiny_gguf: Path, tmp_path: Path) -> None:
+    """The present drafter drafts no more, but what it brought is known."""
+    from slipstream.program.sampling import SamplingParams
+
+    model, present = loaded(tiny_gguf, tmp_path / "old")
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    bare, said = Engine(model, ahead=False), {}
+    for prompt in prompts(100):
+        said[tuple(prompt)] = [token for chunk in bare.run(bare.add(prompt, params)) for token in chunk.token_ids]
+    present = Controller([present.neural] if present.neural is not None else [])
+    candidate = load_candidate(eagle3_folder(tmp_path / "new"), model)
+    assert present.neural is not None
+    oracle(present.neural, said, 0.9)
+    oracle(candidate.drafter, said, 0.5, 1)
+    for place, prompt in enumerate(prompts(100)):
+        if place % 4 == 0:
+            engine = Engine(model, SLOW, controller=present, prefix_cache=False, ahead=False)
+        list(engine.run(engine.add(prompt, params)))
+    rollout = Rollout(present, candidate.drafter, Card(), "all", 1.0, auto=False)
+    assert rollout._before is not None
+    served(candidate.model, rollout, 100, said)
+    assert rollout.arms["candidate"].tau > LEAST_TAU, "good enough, if there had been none"
+    assert rollout.outcome is not None
+    assert "the old one's is" in rollout.outcome
 
 
 def test_an_unproven_candidate_makes_room_for_the_next(tiny_gguf: Path, tmp_path: Path) -> None:

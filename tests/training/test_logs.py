@@ -128,3 +128,27 @@ def test_records_go_out_and_come_back(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else PAR1")
     with pytest.raises(LogError, match="no table of records"):
         list(read_parquet(tmp_path / "bad.parquet"))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    ],
+)
+def test_what_is_not_in_the_prompt_is_not_learned_from(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """The prompt would not be the one that was served."""
+    assert all(exchange.problem for exchange in read(tmp_path / "l.jsonl", asked))
+    plain = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}
+    (exchange,) = read(tmp_path / "l.jsonl", plain)
+    assert not exchange.problem
+
+
+def test_whether_an_answer_was_cut_off_is_known(tmp_path: Path) -> None:
+    def row(reason: str) -> dict[str, Any]:
+        said = {"choices": [{"message": {"content": "yes"}, "finish_reason": reason}]}
+        return {"request": {"messages": [{"role": "user", "content": "x"}]}, "response": said}
+
+    assert [exchange.cut for exchange in read(tmp_path / "l.jsonl", row("length"), row("stop"))] == [True, False]

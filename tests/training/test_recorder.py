@@ -160,6 +160,8 @@ def waited(traffic: Path, count: int) -> list[Record]:
         time.sleep(0.05)
 
 
+@pytest.mark.features("recording", "text drafts")
+@pytest.mark.features("recording", "n", "sampling", "streaming")
 def test_what_was_served_is_recorded(server: Server, traffic: Path) -> None:
     repeated = "one two three four five six seven eight\n" * 8
     with server.client() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -279,6 +280,21 @@ def test_a_drafter_is_trained_on(tiny_gguf: Path, tiny_traffic: Path, tmp_path: 
     assert second["curve"]["tau"][0] == pytest.approx(first["curve"]["tau"][-1], abs=0.1)
     with pytest.raises(UsageError, match="no dspark drafter"):
         trained(tiny_gguf, tiny_traffic, tmp_path / "c", kind="dspark", layout="speculators", start_from=tmp_path / "a")
+
+
+def test_what_stands_for_the_unknown_stays_when_a_drafter_is_trained_on(
+    tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path
+) -> None:
+    """Its weights have learned what that token means; another one, which no new answer has, they would not know."""
+    dspark: dict[str, Any] = {"kind": "dspark", "layout": "deepspec", "rounds": 2, "draft_vocabulary": 0}
+    trained(tiny_gguf, tiny_traffic, tmp_path / "a", **dspark)
+    path = tmp_path / "a" / "config.json"
+    before = path.read_text()
+    number = re.search(r'"mask_token_id": (\d+)', before)
+    assert number is not None
+    path.write_text(before.replace(number[0], '"mask_token_id": 5'))
+    trained(tiny_gguf, tiny_traffic, tmp_path / "b", start_from=tmp_path / "a", **dspark)
+    assert '"mask_token_id": 5' in (tmp_path / "b" / "config.json").read_text()
 
 
 def test_what_is_learned_from(tiny_records: list[Record]) -> None:

@@ -60,6 +60,10 @@ def load_options(
     for name, value in (("--max-model-len", max_model_len), ("--threads", threads)):
         if value is not None and not 1 <= value <= 1 << 24:
             raise UsageError(f"{name} must be positive, not {value}")
+    if threads is not None:
+        from slipstream.kernels.native import check_threads
+
+        check_threads("--threads", threads)
     return LoadOptions(
         backend=backend,  # type: ignore[arg-type]
         max_len=max_model_len,

@@ -67,7 +67,7 @@ def import_(
         loaded = load_model(model, LoadOptions(threads=threads, sequences=STREAMS if regenerate else 1), bar)
         importer = Importer(loaded, fingerprint_of(read_config(checkpoint), checkpoint), store, tag, system)
         if regenerate:
-            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
             done = importer.anew(items, params, most_tokens, lambda at, all_: bar("tokens answered", at, all_))
         else:
             done = importer.as_they_are(items, same_target=own)

@@ -35,6 +35,8 @@ from slipstream.speculation import Controller, Verification
 from slipstream.speculation.rollout import Rollout
 
 Planner = Callable[[State], Plan]
+SHELVE_EVERY = 64
+"""Steps of an engine that is always busy between two blocks that are put on the shelf."""
 
 
 class Engine:
@@ -83,7 +85,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._flights: deque[Flight] = deque()
         self._steady: Flight | None = None
-        self._next_request = 0
+        self._next_request = self._steps = self._shelved = 0
 
     @property
     def busy(self) -> bool:
@@ -218,13 +220,17 @@ class Engine:
 
     @property
     def shelving(self) -> bool:
-        """Whether there are cached blocks to be put on the shelf, and time for it."""
+        """Whether there are cached blocks to be put on the shelf, and it is time for one: now and then even if busy."""
         shelving = self._holdings.shelving
-        return shelving is not None and shelving.waiting and not self.busy
+        if shelving is None or not shelving.waiting:
+            return False
+        return not self.busy or self._steps - self._shelved >= SHELVE_EVERY
 
     def shelve(self) -> None:
         """Put one cached block on the shelf."""
         assert self._holdings.shelving is not None
+        self._shelved = self._steps
+        self.settle()
         self._holdings.shelving.put_one()
 
     def borrow(self, count: int) -> list[int]:
@@ -294,6 +300,7 @@ class Engine:
 
     def _depart(self, flight: Flight) -> None:
         flight.planned = time.perf_counter()
+        self._steps += 1
         if self.ahead and not (flight.drafts and self.drafting.wants_logits):
             flight.output = None
             self.model.executable.submit(flight.rows, flight.draws)

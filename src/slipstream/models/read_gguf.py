@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from slipstream.errors import UnsupportedModelError
@@ -78,7 +79,12 @@ def rope(f: Fields, checkpoint: Checkpoint, head_dim: int, theta_key: str = "rop
     if kind == "linear":
         return RopeConfig(dim, theta, "linear", factor)
     if kind == "yarn":
-        return RopeConfig(dim, theta, "yarn", factor, original)
+        yarn = RopeConfig(
+            dim, theta, "yarn", factor, original, beta_fast=f.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=f.number("rope.scaling.yarn_beta_slow", 1.0),
+        )  # fmt: skip
+        more = f.number("rope.scaling.yarn_attn_factor", f.number("rope.scaling.attn_factor", 1.0))
+        return yarn if more == 1.0 else replace(yarn, attention_factor=more * yarn.table(0)[1])
     raise UnsupportedModelError(f"{f.path}: rope scaling {str(kind)[:40]!r} is not supported")
 
 

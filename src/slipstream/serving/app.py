@@ -27,7 +27,7 @@ from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.exchange import Exchange, ServerLimits, Wanted, json_response
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
-from slipstream.serving.messages import MessagesAnswer, MessagesRequest, as_chat, error_body
+from slipstream.serving.messages import UNSUPPORTED, MessagesAnswer, MessagesRequest, as_chat, error_body
 from slipstream.serving.metrics import Metrics
 from slipstream.serving.openapi import document
 from slipstream.serving.prompts import Prompts
@@ -261,7 +261,7 @@ class Api:
 
     async def messages(self, request: Request, key: Key) -> Response:
         """POST /v1/messages: Anthropic's."""
-        body: MessagesRequest = openai.parse(await self._body(request), MessagesRequest)
+        body: MessagesRequest = openai.parse(await self._body(request), MessagesRequest, UNSUPPORTED)
         self._known(body.model)
         chat_request = as_chat(body)
         openai.finite(chat_request)
@@ -275,6 +275,7 @@ class Api:
     async def count_tokens(self, request: Request, key: Key) -> Response:
         """POST /v1/messages/count_tokens."""
         raw = object_of(await self._body(request))
+        openai.refuse_unsupported(raw, UNSUPPORTED)
         body: MessagesRequest = openai.convert({"max_tokens": 1, **raw}, MessagesRequest)
         self._known(body.model)
         return json_response({"input_tokens": len((await self.chats.prepare(as_chat(body))).tokens)})

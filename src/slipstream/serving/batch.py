@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from slipstream.errors import SlipstreamError, UsageError
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LINE = 16 << 20
+TOO_MANY, SERVERS_FAULT, UNAVAILABLE = 429, 500, 503
+"""Statuses of what may go better another time: the first, and all from the second on."""
+TRIES, AGAIN = 30, 2.0
+"""How often a request is made while the engine is being started again, and the seconds in between."""
 
 
 @dataclass
@@ -70,21 +75,29 @@ def _item(line: bytes, where: str) -> Item:
 
 
 def answered(path: Path) -> set[str]:
-    """The requests that a file has answers to. A last line that was cut off is cut off for good."""
+    """The requests that a file has answers to.
+
+    A last line that was cut off is cut off for good, and what failed for a reason that may be gone is left out.
+    """
     if not path.exists():
         return set()
-    names, whole = set(), 0
-    with path.open("rb") as file:
+    names: set[str] = set()
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with path.open("rb") as file, scratch.open("wb") as kept:
         for line in file:
             try:
-                names.add(str(json.loads(line)["custom_id"]))
-            except (ValueError, KeyError, TypeError) as error:
+                row = json.loads(line)
+                name, status = str(row["custom_id"]), int((row.get("response") or {}).get("status_code", 200))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if line.endswith(b"\n"):
+                    scratch.unlink()
                     raise UsageError(f"{path} is there and is no batch's output") from error
                 break
-            whole += len(line)
-    with path.open("rb+") as file:
-        file.truncate(whole)
+            if status == TOO_MANY or status >= SERVERS_FAULT:
+                continue
+            names.add(name)
+            kept.write(line)
+    os.replace(scratch, path)
     return names
 
 
@@ -123,6 +136,11 @@ async def _answer(app: ASGIApp, item: Item, file: TextIO, done: Done, progress: 
         row["error"] = {"code": "invalid_request", "message": item.problem}
     else:
         status, body = await call(app, item.url, item.body)
+        for _ in range(TRIES - 1):
+            if status != UNAVAILABLE:
+                break
+            await asyncio.sleep(AGAIN)  # the engine is being started again
+            status, body = await call(app, item.url, item.body)
         row["response"] = {"status_code": status, "request_id": name, "body": json.loads(body or b"null")}
     well = not item.problem and status == 200
     done.answered, done.failed = done.answered + well, done.failed + (not well)

@@ -38,6 +38,12 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     seed: int | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+
+
+UNSUPPORTED = {"mcp_servers": (None, []), "container": (None,), "context_management": (None,)}
+"""Fields of this protocol that would change the answer and are not there yet, with what asks for nothing."""
 
 
 def as_chat(body: MessagesRequest) -> ChatRequest:
@@ -55,7 +61,18 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools or ())] or None,
         tool_choice=_choice(choice), parallel_tool_calls=not choice.get("disable_parallel_tool_use", False),
         chat_template_kwargs={"enable_thinking": thinking.get("type") != "disabled"} if thinking else None,
+        response_format=_response_format(body),
     )  # fmt: skip
+
+
+def _response_format(body: MessagesRequest) -> dict[str, Any] | None:
+    """The schema that the answer has to keep to, as OpenAI says it."""
+    wanted = (body.output_config or {}).get("format") or body.output_format
+    if wanted is None:
+        return None
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        raise bad_request("output_config.format is of type json_schema", "output_config.format")
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.get("schema")}}
 
 
 def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

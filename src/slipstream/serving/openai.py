@@ -105,17 +105,36 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "guided_decoding_backend": (None,),
     "prompt_embeds": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None, []),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1),
+    "truncate_prompt_tokens": (None,),
+    "prompt_logprobs": (None, 0),
+    "include_stop_str_in_output": (None, False),
+    "skip_special_tokens": (None, True),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+    "chat_template": (None,),
+    "documents": (None, []),
+    "logits_processors": (None, []),
+    "web_search_options": (None,),
 }
 """Fields that would change the answer and are not there yet, with the values that ask for nothing."""
 
 
-def parse(body: bytes, kind: type[Any]) -> Any:
-    """A request of `kind`. Raises ApiError that names the field."""
+def parse(body: bytes, kind: type[Any], more: Mapping[str, tuple[Any, ...]] | None = None) -> Any:
+    """A request of `kind`, in which `more` fields are not supported. Raises ApiError that names the field."""
     raw = object_of(body)
-    for name, harmless in UNSUPPORTED.items():
+    refuse_unsupported(raw, more)
+    return convert(raw, kind)
+
+
+def refuse_unsupported(raw: Mapping[str, Any], more: Mapping[str, tuple[Any, ...]] | None = None) -> None:
+    """Raise ApiError for a field that would change the answer, and cannot."""
+    for name, harmless in {**UNSUPPORTED, **(more or {})}.items():
         if name in raw and raw[name] not in harmless:
             raise bad_request(f"{name} is not supported yet", name)
-    return convert(raw, kind)
 
 
 def convert(raw: dict[str, Any], kind: type[Any]) -> Any:

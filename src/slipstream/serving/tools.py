@@ -102,14 +102,14 @@ def toolbox_of(tools: Sequence[Any] | None, choice: Any, parallel: bool | None, 
         return None
     if len(tools) > MOST_TOOLS:
         raise bad_request(f"tools has {len(tools)} entries, at most {MOST_TOOLS} are taken", "tools")
+    try:
+        bounded(list(tools))  # of all together, before each is looked into
+    except UsageError as error:
+        raise bad_request(f"tools: {error}", "tools") from error
     found = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
     names = [tool.name for tool in found]
     if len(set(names)) < len(names):
         raise bad_request("two tools have the same name", "tools")
-    try:
-        bounded([tool.parameters for tool in found])
-    except UsageError as error:
-        raise bad_request(f"tools: {error}", "tools") from error
     if choice == "none":
         return None
     only = None if choice in (None, "auto", "required") else _chosen(choice, names)
@@ -127,10 +127,6 @@ def _tool(tool: Any, where: str) -> Tool:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise bad_request(f"{where}: parameters are a JSON schema", f"{where}.parameters")
-    try:
-        bounded(parameters)
-    except UsageError as error:
-        raise bad_request(f"{where}.parameters: {error}", f"{where}.parameters") from error
     return Tool(name, str(function.get("description") or ""), parameters, function.get("strict") is True)
 
 

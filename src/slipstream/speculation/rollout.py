@@ -6,7 +6,8 @@
     all      the candidate drafts for all; the old one is kept, and is back at once if the candidate falls short.
 
 Between the stages nothing but the estimates decides: enough answers, and a lower bound of the candidate's tau that is
-not under the present drafter's tau, or, where no neural drafter is at work, not under what is worth the trouble.
+not under the present drafter's tau (that of before, where it drafts no more), or, where no neural drafter is at work,
+not under what is worth the trouble.
 Looking on, a candidate also drafts where text repeats, which is easy: that it is as good as it seemed, the canary has
 to show, in which both drafters are asked alike. Answers are never changed by any of this: drafts are verified as ever.
 
@@ -108,6 +109,19 @@ class Arm:
         return tries, hits
 
 
+def _tau_of(present: Controller) -> float | None:
+    """Tau of a controller's neural drafter before there was a candidate; None without one that has drafted enough."""
+    if present.neural is None:
+        return None
+    counts = Counts()
+    for (name, _), of_tag in present.counts().items():
+        if name == present.neural.name:
+            counts.merge(of_tag)
+    if counts.tries[0] < ENOUGH_ROUNDS:
+        return None
+    return float(_tau(np.array(counts.tries[:DRAFT]), np.array(counts.hits[:DRAFT])))
+
+
 def _tau(tries: npt.NDArray[np.int64], hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Of counts [..., DRAFT]. A position that was never tried is taken to be like the one before it."""
     chance = np.zeros(tries.shape[:-1])
@@ -156,6 +170,7 @@ class Rollout(Controller):
         self._seen: dict[int, Counts] = {id(answer): Counts() for answer in under_way}
         self._ended: dict[int, Controller] = {}
         self._asking: dict[str, int] = {"present": 0, "candidate": 0}
+        self._before = _tau_of(present)
 
     @property
     def neural(self) -> Drafter | None:
@@ -262,9 +277,10 @@ class Rollout(Controller):
         old, new = self.arms["present"], self.arms["candidate"]
         if self.outcome is not None or not new.enough:
             return
-        least = old.tau if old.enough else LEAST_TAU
-        if new.lower < least and (old.enough or self._waited_for(new)):
-            against = f"the old one's is {old.tau:.2f}" if old.enough else f"{least:g} is asked of it"
+        known = old.tau if old.enough else self._before
+        least = LEAST_TAU if known is None else known
+        if new.lower < least and (known is not None or self._waited_for(new)):
+            against = f"{least:g} is asked of it" if known is None else f"the old one's is {known:.2f}"
             self.take_back(f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; {against}")
         elif self.auto and self.stage != "all" and (old.enough or self._waited_for(new)):
             self.advance(STAGES[STAGES.index(self.stage) + 1])

@@ -6,6 +6,7 @@ and in an order that is the file's, so that an import that was stopped goes on w
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -123,13 +124,17 @@ class Importer:
                 continue
             longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
             try:
-                chosen = replace(params, **sampled_with(item.settings), max_tokens=longest)
+                seed = _seed_of(item.request, prompt)
+                chosen = replace(params, **sampled_with(item.settings), max_tokens=longest, seed=seed)
             except UsageError as error:
                 done.refuse(str(error))
                 continue
             yield item, prompt, chosen
 
     def _prompt(self, exchange: Exchange, done: Imported) -> list[int] | None:
+        if exchange.problem:
+            done.refuse(exchange.problem)
+            return None
         try:
             if exchange.messages:
                 messages = [dict(message) for message in exchange.messages]
@@ -154,7 +159,7 @@ class Importer:
         if prompt is None:
             return None
         answer = self.model.tokenizer.encode(exchange.answer, add_bos=False)
-        answer += self._end if exchange.messages else []
+        answer += self._end if exchange.messages and not exchange.cut else []
         tokens = [*prompt, *answer][: self.model.max_len]
         if len(tokens) <= len(prompt):
             done.refuse("an answer is empty")
@@ -189,3 +194,8 @@ class Importer:
         self.store.add(fresh)
         done.records += len(fresh)
         done.tokens += sum(record.answered for record in fresh)
+
+
+def _seed_of(request: str, prompt: list[int]) -> int:
+    """The same whenever it is asked for; another one for every request, so that answers do not share their noise."""
+    return int.from_bytes(hashlib.blake2b(repr((request, prompt)).encode(), digest_size=8).digest())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,10 +139,26 @@ class DSparkKind(Kind):
     def __init__(self, wanted: Wanted):
         mask_token = mask_token_of(wanted.examples, wanted.target.config.vocabulary)
         self.config = dspark_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token)
-        module = DSpark(self.config)
+        module = self._drafter = DSpark(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
         objective = DSparkObjective(module, wanted.target, wanted.ids, wanted.seed)
         super().__init__(wanted, self.config.taps, dspark_parameters(self.config), module, objective)
+
+    def continue_from(self, folder: Path) -> None:
+        """The token that stands for what is not known stays the one that the weights have learned."""
+        super().continue_from(folder)
+        target = self.wanted.target.config
+        self._take(read_dspark(open_checkpoint(folder), target.layers, target.hidden).mask_token)
+
+    def fresh(self) -> Kind:
+        """Another one of the same beginning."""
+        other = super().fresh()
+        assert isinstance(other, DSparkKind)
+        other._take(self.config.mask_token)
+        return other
+
+    def _take(self, mask_token: int) -> None:
+        self.config = self._drafter.config = replace(self.config, mask_token=mask_token)
 
     def _tokens_of(self, checkpoint: Checkpoint) -> Int32Array | None:
         config = self.wanted.target.config

@@ -40,6 +40,10 @@ class Exchange:
     time: float = 0.0
     max_tokens: int | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
+    cut: bool = False
+    """Whether the answer ended because it was long enough."""
+    problem: str = ""
+    """Why nothing can be learned from it, if so."""
 
 
 def read_log(path: Path) -> Iterator[Exchange | Record]:
@@ -107,9 +111,9 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
         "tag": str((asked.get("metadata") or {}).get("tag") or row.get("tag") or row.get("category") or "")[:64],
         "time": _seconds(row.get("created") or row.get("time")),
         "settings": {name: float(asked[name]) for name in SETTINGS if isinstance(asked.get(name), int | float)},
-        "max_tokens": _length(asked),
-    }
-    answer = _answer(row.get("response"))
+        "max_tokens": _length(asked), "problem": _problem(asked),
+    }  # fmt: skip
+    answer, found["cut"] = _answer(row.get("response"))
     if "turns" in asked or "question" in asked:
         content = str(asked["turns"][0] if "turns" in asked else asked["question"])
         yield Exchange(messages=({"role": "user", "content": content},), answer=answer, **found)
@@ -154,12 +158,25 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": content or ""}
 
 
-def _answer(response: Any) -> str | None:
+def _problem(asked: Mapping[str, Any]) -> str:
+    """What of a request is not in the prompt that would be made of it."""
+    if asked.get("tools"):
+        return "a conversation with tools is not imported: its prompt would not be the one that was served"
+    for message in asked.get("messages") or ():
+        content = message.get("content")
+        parts = content if isinstance(content, list) else ()
+        if message.get("tool_calls") or any(part.get("type") != "text" for part in parts):
+            return "a conversation with calls, images or sound is not imported: only text is learned from"
+    return ""
+
+
+def _answer(response: Any) -> tuple[str | None, bool]:
+    """(the answer, whether it was cut off)."""
     if response is None or isinstance(response, str):
-        return response
+        return response, False
     body = response.get("body") or response
     if "error" in body or not body.get("choices"):  # a request that failed: it can still be answered anew
-        return None
+        return None, False
     choice = body["choices"][0]
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
-    return str(text) if text else None
+    return str(text) if text else None, choice.get("finish_reason") == "length"

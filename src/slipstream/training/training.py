@@ -143,7 +143,7 @@ def train(
         ring = Ring(source, order, schedule.round_tokens, schedule.uses, schedule.seed, mine)
         return Trainer(fresh.objective, ring, held, schedule, at, _name(prepared, options), tap_width, parallel)
 
-    schedule = _planned(prepared, options, folder, kind, trainer)
+    schedule = _planned(prepared, options, folder, kind, trainer, first=not parallel.rank)
     schedule = replace(schedule, rounds=parallel.of_the_first(schedule.rounds))
     running = trainer(schedule, kind, folder)
     foresee = Foresight(cost_model(model, quick=True), kind.share)
@@ -194,8 +194,13 @@ def _planned(
     folder: Path,
     kind: Kind,
     trainer: Callable[[Schedule, Kind, Path], Trainer],
+    *,
+    first: bool,
 ) -> Schedule:
-    """The schedule: as many rounds as were wanted, as a stopped training had planned, or as the budget allows."""
+    """The schedule: as many rounds as were wanted, as a stopped training had planned, or as the budget allows.
+
+    Of several processes the first one's counts, and is written down.
+    """
     plan, schedule, name = folder / PLAN, options.schedule, _name(prepared, options)
     wanted: dict[str, Any] = {"name": name, "seconds": options.seconds, "rounds": options.rounds}
     if plan.is_file():
@@ -207,6 +212,8 @@ def _planned(
             )
         return replace(schedule, rounds=int(known["planned"]))
     rounds = options.rounds or _affordable(options, folder, kind, trainer)
+    if not first:
+        return replace(schedule, rounds=rounds)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE).unlink(missing_ok=True)
     scratch = folder / ".plan.json"

@@ -37,9 +37,16 @@ def default_threads() -> int:
     named = os.environ.get("SLIPSTREAM_THREADS")
     if not named:
         return _native.usable_cores()
-    if not named.isdigit() or not 1 <= int(named) <= 1024:
-        raise UsageError(f"SLIPSTREAM_THREADS must be a number from 1 to 1024, not {named!r}")
+    if not named.isdigit() or not int(named) >= 1:
+        raise UsageError(f"SLIPSTREAM_THREADS must be a positive number, not {named!r}")
+    check_threads("SLIPSTREAM_THREADS", int(named))
     return int(named)
+
+
+def check_threads(name: str, threads: int) -> None:
+    """Raise UsageError for more threads than the cores that this process may use: they would only wait for them."""
+    if threads > (cores := _native.usable_cores()):
+        raise UsageError(f"{name} is {threads}, but this process may use {cores} cores")
 
 
 def instruction_set() -> str:
