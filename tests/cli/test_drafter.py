@@ -12,6 +12,7 @@ from slipstream.errors import UsageError
 from slipstream.training.store import TrafficStore
 from tests.cli.test_cli import run
 from tests.serving.conftest import start, stop
+from tests.speculation.folders import eagle3_folder
 
 TRAIN = (
     "--rounds",
@@ -58,6 +59,19 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path
     assert low <= tags[""]["tau"] <= high
     assert figure.read_text().startswith("<svg")
     assert "| drafters, " in run("bench", "table", str(tmp_path)).stdout
+
+
+def test_what_the_present_drafter_would_reach(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    folder = eagle3_folder(tmp_path / "mine")
+    asked = ("traffic", "stats", str(tiny_traffic), "--model", str(tiny_gguf), "--drafter", str(folder))
+    out = run(*asked, "--json")
+    assert out.returncode == 0, out.stderr
+    for tag in json.loads(out.stdout)["tags"].values():
+        assert set(tag["drafters"]) == {"ngram", "suffix", "eagle3"}
+        assert tag["drafters"]["eagle3"]["verifications"] > 100
+        assert tag["drafters"]["eagle3"]["tokens_a_step"] >= 1.0
+    assert "eagle3: tau" in run(*asked).stdout
+    assert run(*asked[:-2]).returncode == 2
 
 
 def test_wrong_use(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:

@@ -48,3 +48,33 @@ def test_from_prompts_to_figures(smollm: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-3000:]
     assert "training: own" not in again.stdout
     assert "eval: " not in again.stdout
+
+
+def test_data_from_public_sets(tmp_path: Path) -> None:
+    """In the shapes that they are published in; what is asked later was not asked before, and no maths is mixed in."""
+    words = " ".join(f"w{n}" for n in range(80))
+    files: dict[str, object] = {
+        "train": [{"question": f"q{n}", "answer": "#### 1"} for n in range(5)],
+        "test": [{"question": f"q{n}", "answer": "#### 1"} for n in range(3, 9)],
+        "bench": [{"category": c, "turns": [f"say {c}", "again"]} for c in ("qa", "math_reasoning", "translation")],
+        "ifeval": [{"key": 1, "prompt": "write"}],
+        "code": [{"task_id": "x", "prompt": "def f():\n"}],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))  # type: ignore[arg-type, call-overload]
+    (tmp_path / "wiki").write_text("\n".join([" = A head = ", "short", *(f"{n} {words}" for n in range(300))]))
+    command = [
+        sys.executable, str(SCRIPT.with_name("prepare.py")), str(tmp_path / "data"), "--maths", str(tmp_path / "train"),
+        "--maths-later", str(tmp_path / "test"), "--mixed", str(tmp_path / "bench"), str(tmp_path / "ifeval"),
+        "--code", str(tmp_path / "code"), "--text", str(tmp_path / "wiki"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = {path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+             for path in (tmp_path / "data").iterdir()}  # fmt: skip
+    assert [row["question"] for row in found["maths"]] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [row["question"] for row in found["maths-later"]] == ["q5", "q6", "q7", "q8"]
+    assert {row["messages"][0]["content"] for row in found["mixed"]} == {"say qa", "say translation", "write"}
+    assert "def f" in found["foreign-code"][0]["messages"][0]["content"]
+    assert len(found["foreign-wiki"]) == 200
+    assert len(found["foreign-wiki"][0]["prompt"].split()) == 48

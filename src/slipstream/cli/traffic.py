@@ -145,18 +145,27 @@ def stats(
     limit: Annotated[
         int, typer.Option("--limit", help="The newest so many records; replaying them takes time.")
     ] = 5000,
+    model: Annotated[str | None, typer.Option("--model", help="The target, for --drafter.")] = None,
+    drafter: Annotated[
+        Path | None, typer.Option("--drafter", help="What this drafter would reach as well; runs the target.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Tags, tokens, how much text repeats itself, and what drafting from text would reach on it."""
-    from slipstream.training.predictability import predictability
+    """Tags, tokens, how much text repeats itself, and what drafting would reach on it."""
+    from slipstream.training.predictability import of_drafter, predictability
     from slipstream.training.store import TrafficStore
 
+    if (model is None) != (drafter is None):
+        raise UsageError("--model and --drafter go together")
     which = _which(tag, key, newer_than)
     with TrafficStore(traffic, create=False) as store:
         count, tokens = store.count(which)
         records = list(store.records(which, limit))
         size = store.bytes
     found = predictability(records)
+    names = ["ngram", "suffix"]
+    if model is not None and drafter is not None:
+        names.append(of_drafter(records, model, drafter, found))
     report = {
         "records": count,
         "answer_tokens": tokens,
@@ -188,12 +197,12 @@ def stats(
     rows = [
         (
             name or "(none)", str(p.records), str(p.tokens), f"{p.repetition:.0%}",
-            *(f"{p.drafts[d].tau:.2f} ({p.tokens_a_step(d):.2f})" for d in ("ngram", "suffix")),
+            *(f"{p.drafts[d].tau:.2f} ({p.tokens_a_step(d):.2f})" if d in p.drafts else "" for d in names),
         )
         for name, p in found.items()
     ]  # fmt: skip
     title = f"{traffic}: {count} records, {tokens} tokens of answers, {size / 1e6:.1f} MB; {len(records)} replayed"
-    header = ("tag", "records", "answer tokens", "repetition", "n-gram: tau (tokens/step)", "suffix: tau (tokens/step)")
+    header = ("tag", "records", "answer tokens", "repetition", *(f"{name}: tau (tokens/step)" for name in names))
     if rows:
         table(title, rows, header)
     else:

@@ -1,4 +1,4 @@
-"""Predictability: what n-gram and suffix drafting would reach on recorded traffic, without running any model.
+"""Predictability: what drafting would reach on recorded traffic: from text, without running any model; by a drafter.
 
 An answer that is known can be replayed: a draft is accepted as far as it agrees with what was said. Answers are taken
 in order of time, so that suffix drafting knows what it would have known.
@@ -9,16 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from slipstream.engine import LoadOptions, load_model
+from slipstream.engine.drafters import Folder, load_tapped_drafter
+from slipstream.errors import UsageError
+from slipstream.models import read_config
+from slipstream.models.weights import ModelWeights
 from slipstream.speculation import Counts, Drafter, SuffixDrafter
-from slipstream.training.dataset import Example
+from slipstream.speculation.card import fingerprint_of
+from slipstream.training.dataset import Example, examples_of
+from slipstream.training.features import FeatureSource
 from slipstream.training.records import Record
-from slipstream.training.replay import replay
+from slipstream.training.replay import LANES, replay
+from slipstream.weights.open import open_checkpoint
+from slipstream.weights.references import resolve
 
 MOST_DRAFT = 8
 WORTH = 0.3
 """A draft is taken as far as it is at least so likely to survive, by what is known of its drafter beforehand."""
 GRAM = 4
+DRAFTED, LONGEST = 5, 4096
+"""Tokens of a neural draft, and of the longest answer that it is replayed on, its prompt included."""
 
 
 @dataclass
@@ -67,6 +79,32 @@ def predictability(records: Iterable[Record]) -> dict[str, Predictability]:
             mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + replayed.steps
             mine.replayed[drafter.name] = mine.replayed.get(drafter.name, 0) + replayed.tokens
     return found
+
+
+def of_drafter(
+    records: Iterable[Record], reference: str, folder: Path, found: dict[str, Predictability], draft_len: int = DRAFTED
+) -> str:
+    """What a drafter in a folder would reach on the answers of its target, added to what was `found`; returns its name.
+
+    Runs the target over the answers. Raises UsageError where none is the target's.
+    """
+    checkpoint = open_checkpoint(resolve(reference))
+    config = read_config(checkpoint)
+    opened = Folder.open(resolve(str(folder)), config)
+    examples, left_out = examples_of(records, fingerprint_of(config, checkpoint), min(config.context, LONGEST))
+    if not examples:
+        others = left_out["another target's"]
+        raise UsageError(f"no record is an answer of {reference} ({others} are of another target)")
+    longest = max(len(example.tokens) for example in examples)
+    options = LoadOptions(max_len=min(longest + 64, config.context), sequences=LANES, taps=opened.config.taps)
+    model = load_model(reference, options)
+    drafter = load_tapped_drafter(opened, model, ModelWeights(config, checkpoint))
+    for replayed in replay(drafter, examples, draft_len, FeatureSource(model, opened.config.taps)):
+        mine = found.setdefault(replayed.tag, Predictability())
+        mine.drafts.setdefault(drafter.name, Counts()).merge(replayed.counts)
+        mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + replayed.steps
+        mine.replayed[drafter.name] = mine.replayed.get(drafter.name, 0) + replayed.tokens
+    return drafter.name
 
 
 def _repetition(record: Record, mine: Predictability) -> None:

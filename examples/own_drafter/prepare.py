@@ -1,0 +1,83 @@
+"""The example's data from public sets: `python examples/own_drafter/prepare.py DATA --maths train.jsonl …`.
+
+Files are taken in the shapes that they are published in: GSM8K's JSON lines, prompts with `turns` (Spec-Bench, EAGLE's
+sets) or a `prompt` (IFEval, HumanEval), WikiText as plain text. What is asked later was not asked before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from slipstream.bench.prompts import read_talks
+
+LATER, PARAGRAPHS, LEAST_WORDS, BEGINNING = 400, 200, 60, 48
+"""Questions that are held out, paragraphs of foreign text, words that one must have, and those that are given."""
+MATHS = frozenset({"math", "math_reasoning", "gsm8k"})
+Row = dict[str, Any]
+
+
+def questions(path: Path) -> list[Row]:
+    """GSM8K's questions, without their answers."""
+    return [{"question": json.loads(line)["question"]} for line in path.read_text().splitlines() if line.strip()]
+
+
+def conversations(paths: Iterable[Path]) -> list[Row]:
+    """First turns of prompt sets, mixed, maths left out."""
+    rows = [
+        {"messages": [{"role": "user", "content": talk.turns[0]}]}
+        for path in paths
+        for talk in read_talks(path, 1 << 30)
+        if talk.category not in MATHS
+    ]
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+def functions(path: Path) -> list[Row]:
+    """HumanEval's functions, to be completed."""
+    asked = (f"Complete this function:\n```python\n{talk.turns[0]}```" for talk in read_talks(path, 1 << 30))
+    return [{"messages": [{"role": "user", "content": text}]} for text in asked]
+
+
+def beginnings(path: Path) -> list[Row]:
+    """Beginnings of long paragraphs."""
+    long = [line.split() for line in path.read_text().splitlines() if not line.strip().startswith("=")]
+    chosen = random.Random(0).sample([words for words in long if len(words) >= LEAST_WORDS], PARAGRAPHS)
+    return [{"prompt": " ".join(words[:BEGINNING])} for words in chosen]
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """As JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{len(rows):6} {path}")
+
+
+def main() -> None:
+    """Read the command line, and write what there are files for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, help="the folder that own_drafter.py takes")
+    parser.add_argument("--maths", type=Path, required=True, help="GSM8K's training set")
+    parser.add_argument("--maths-later", type=Path, required=True, help="its test set")
+    parser.add_argument("--mixed", type=Path, nargs="+", required=True, help="prompts of any kind")
+    parser.add_argument("--code", type=Path, help="HumanEval")
+    parser.add_argument("--text", type=Path, help="WikiText")
+    given = parser.parse_args()
+    given.data.mkdir(parents=True, exist_ok=True)
+    before, later = questions(given.maths), questions(given.maths_later)
+    asked = {row["question"] for row in before}
+    write(given.data / "maths.jsonl", before)
+    write(given.data / "maths-later.jsonl", [row for row in later if row["question"] not in asked][:LATER])
+    write(given.data / "mixed.jsonl", conversations(given.mixed))
+    if given.code is not None:
+        write(given.data / "foreign-code.jsonl", functions(given.code))
+    if given.text is not None:
+        write(given.data / "foreign-wiki.jsonl", beginnings(given.text))
+
+
+if __name__ == "__main__":
+    main()
