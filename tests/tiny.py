@@ -99,6 +99,7 @@ def build(case: str, folder: Path, seed: int = 0, **more: Any) -> transformers.P
         for key, value in model.named_parameters():
             if "norm" in key:
                 offset = 0.0 if name.startswith("Gemma") else 1.0
+                offset += 1.5 if "q_norm" in key or "k_norm" in key else 0.0  # or attention would be spread evenly
                 value.copy_(offset + 0.3 * torch.randn_like(value))
             elif value.ndim == 1:
                 value.copy_(0.5 * torch.randn_like(value))

@@ -86,7 +86,7 @@ def test_instruction_sets_agree_bit_for_bit(kind: str) -> None:
         assert np.array_equal(result, results[0]), isa
 
 
-@pytest.mark.parametrize(("quantization", "alike"), [("int8", 0.999), ("int4", 0.97), ("int4-128", 0.94)])
+@pytest.mark.parametrize(("quantization", "alike"), [("int8", 0.999), ("int4", 0.93), ("int4-128", 0.9)])
 def test_floats_quantised_at_load(quantization: Quantization, alike: float) -> None:
     """The same bits on every instruction set, and about the logits of the floats."""
     ids = tokens(40)

@@ -138,7 +138,7 @@ def test_logits_match(case: str, tmp_path: Path) -> None:
     assert expected.std() >= 1
     assert np.abs(run_alone(executable, TOKENS, 1 << 30) - expected).max() < 1e-3
     for name, changed in without(config).items():
-        if name == "qkv_bias" or (name == "windows" and changed.windows == config.windows):
+        if name == "qkv_bias" or (name == "attention_scale" and changed.scale == config.scale):
             continue
         other = ReferenceBackend().compile(
             record_program(changed, kv_format=KVFormat.F32), ModelWeights(changed, checkpoint), 8
