@@ -7,13 +7,12 @@ sets) or a `prompt` (IFEval, HumanEval), WikiText as plain text. What is asked l
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from slipstream.bench.prompts import read_talks
 
 LATER, PARAGRAPHS, LEAST_WORDS, BEGINNING = 400, 200, 60, 48
 """Questions that are held out, paragraphs of foreign text, words that one must have, and those that are given."""
@@ -21,18 +20,25 @@ MATHS = frozenset({"math", "math_reasoning", "gsm8k"})
 Row = dict[str, Any]
 
 
+def rows_of(path: Path) -> Iterator[Row]:
+    """JSON lines, gzip or not."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    return (json.loads(line) for line in text.splitlines() if line.strip())
+
+
 def questions(path: Path) -> list[Row]:
     """GSM8K's questions, without their answers."""
-    return [{"question": json.loads(line)["question"]} for line in path.read_text().splitlines() if line.strip()]
+    return [{"question": row["question"]} for row in rows_of(path)]
 
 
 def conversations(paths: Iterable[Path]) -> list[Row]:
     """First turns of prompt sets, mixed, maths left out."""
     rows = [
-        {"messages": [{"role": "user", "content": talk.turns[0]}]}
+        {"messages": [{"role": "user", "content": row["turns"][0] if "turns" in row else row["prompt"]}]}
         for path in paths
-        for talk in read_talks(path, 1 << 30)
-        if talk.category not in MATHS
+        for row in rows_of(path)
+        if row.get("category") not in MATHS and path.stem not in MATHS
     ]
     random.Random(0).shuffle(rows)
     return rows
@@ -40,7 +46,7 @@ def conversations(paths: Iterable[Path]) -> list[Row]:
 
 def functions(path: Path) -> list[Row]:
     """HumanEval's functions, to be completed."""
-    asked = (f"Complete this function:\n```python\n{talk.turns[0]}```" for talk in read_talks(path, 1 << 30))
+    asked = (f"Complete this function:\n```python\n{row['prompt']}```" for row in rows_of(path))
     return [{"messages": [{"role": "user", "content": text}]} for text in asked]
 
 

@@ -70,7 +70,7 @@ def test_what_the_present_drafter_would_reach(tiny_gguf: Path, tiny_traffic: Pat
         assert set(tag["drafters"]) == {"ngram", "suffix", "eagle3"}
         assert tag["drafters"]["eagle3"]["verifications"] > 100
         assert tag["drafters"]["eagle3"]["tokens_a_step"] >= 1.0
-    assert "eagle3: tau" in run(*asked).stdout
+    assert "eagle3" in run(*asked).stdout
     assert run(*asked[:-2]).returncode == 2
 
 
