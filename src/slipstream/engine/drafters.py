@@ -328,7 +328,7 @@ def load_model_drafter(
     """A smaller model as a drafter, in int4 and with a reduced head. Raises UsageError if it does not fit."""
     if not isinstance(target.executable, NativeExecutable):
         raise UsageError("a draft model needs the native backend")
-    drawing = drawing or "coupled"
+    drawing = drawing or "likeliest"
     checkpoint = open_checkpoint(resolve(reference, progress))
     config = read_config(checkpoint)
     tokenizer = load_tokenizer(checkpoint)
