@@ -43,7 +43,9 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "mcp_servers": (None, []), "container": (None,), "context_management": (None,),
+    "mcp_servers": (None, []),
+    "container": (None,),
+    "context_management": (None,),
 }
 """Fields of this protocol that would change the answer and are not there yet, with what asks for nothing."""
 
