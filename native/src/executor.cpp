@@ -34,11 +34,11 @@ Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<fl
   Acts a{rows, (k + kGroup - 1) / kGroup, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   size_t groups = (size_t)rows * a.groups, numbers = groups * kGroup;
   // Tiles of 8, 12 or 16 rows may read past the rows there are, into what follows, and drop what comes of it.
-  constexpr size_t kSlack = kTileRows * kGroup;
-  size_t need = groups * 2 + (n.f32 ? numbers : 0) + (n.bf16 ? numbers : 0) + kSlack;
+  const size_t slack = kTileRows * (size_t)a.groups * kGroup;
+  size_t need = groups * 2 + (n.f32 ? numbers : 0) + (n.bf16 ? numbers : 0) + slack;
   if (floats.size() < need) floats.resize(need);
-  if (n.ints && q.size() < numbers + kSlack + 64) q.resize(numbers + kSlack + 64);
-  if (n.ints && sums.size() < groups * 2 + kSlack) sums.resize(groups * 2 + kSlack);
+  if (n.ints && q.size() < numbers + slack + 64) q.resize(numbers + slack + 64);
+  if (n.ints && sums.size() < groups * 2 + slack) sums.resize(groups * 2 + slack);
   float* at = floats.data();
   a.scale = at;
   a.mean = at + groups;
