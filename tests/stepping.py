@@ -41,6 +41,26 @@ def advance(executable: Executable, spans: list[tuple[Sequence, int]]) -> None:
         at += count
 
 
+def advance_some(
+    executable: Executable, sequences: list[Sequence], rng: np.random.Generator, room: int, singly: int = 0
+) -> None:
+    """One step of at most `room` rows: some of the sequences, by as many tokens as chance has it.
+
+    The last `singly` tokens of a sequence come one by one.
+    """
+    spans: list[tuple[Sequence, int]] = []
+    for index in rng.permutation(len(sequences)):
+        sequence = sequences[index]
+        rest = len(sequence.tokens) - sequence.computed
+        left = min(rest, room)
+        if left and rng.random() < 0.65:
+            count = 1 if rest <= singly else int(rng.integers(1, left + 1))
+            spans.append((sequence, count))
+            room -= count
+    if spans:
+        advance(executable, spans)
+
+
 def run_alone(executable: Executable, tokens: list[int], chunk: int = 1 << 30) -> np.ndarray:
     """Logits [tokens, vocabulary] of one sequence, computed in chunks."""
     blocks = list(range(-(-len(tokens) // BLOCK_SLOTS)))

@@ -30,11 +30,11 @@ void wait_until(double end) {
   }
 }
 
-Acts make_acts(int rows, int k, Needs n, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
-  Acts a{rows, (k + kGroup - 1) / kGroup, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+Acts make_acts(int rows, Needs n, std::vector<uint8_t>& q, std::vector<float>& floats, std::vector<int32_t>& sums) {
+  Acts a{rows, n.groups, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   size_t groups = (size_t)rows * a.groups, numbers = groups * kGroup;
-  // Tiles of 8, 12 or 16 rows may read past the rows there are, into what follows, and drop what comes of it.
-  const size_t slack = kTileRows * (size_t)a.groups * kGroup;
+  // A tile of 8, 12 or 16 rows reads past the rows there are, into what follows, and drops what comes of it.
+  const size_t slack = kTileRows * kGroup;
   size_t need = groups * 2 + (n.f32 ? numbers : 0) + (n.bf16 ? numbers : 0) + slack;
   if (floats.size() < need) floats.resize(need);
   if (n.ints && q.size() < numbers + slack + 64) q.resize(numbers + slack + 64);
@@ -342,11 +342,11 @@ Acts Executor::activations(const Buffer& x, int rows, const int32_t* map, const 
   Scratch& own = scratch_[t];
   if ((int)own.run.size() < x.stride) own.run.resize(x.stride);
   if (rows <= kPrivateRows) {
-    Acts a = make_acts(rows, x.width, n, own.q, own.acts, own.sums);
+    Acts a = make_acts(rows, n, own.q, own.acts, own.sums);
     prepare(a, x, map, norm, eps, 0, rows, own.run.data());
     return a;
   }
-  auto shared = [&] { return make_acts(rows, x.width, n, shared_.q, shared_.acts, shared_.sums); };
+  auto shared = [&] { return make_acts(rows, n, shared_.q, shared_.acts, shared_.sums); };
   if (t == 0) shared();  // grows once; after the barrier there are only pointers to take
   pool_.barrier();
   Acts a = shared();
@@ -359,7 +359,7 @@ Acts Executor::activations(const Buffer& x, int rows, const int32_t* map, const 
 void Executor::run_linear(const LinearOp& op, int t) {
   const int rows = in_->rows;
   Needs n;
-  for (const LinearPart& p : op.parts) n.of(p.w.format);
+  for (const LinearPart& p : op.parts) n.of(p.w);
   Acts a = activations(buffers_[op.x], rows, nullptr, op.norm, op.eps, n, t);
   for (const LinearPart& part : op.parts) {
     Buffer& out = buffers_[part.out];
@@ -382,7 +382,7 @@ void Executor::run_linear(const LinearOp& op, int t) {
 void Executor::run_logits(const LogitsOp& op, int t) {
   const int rows = in_->logits;
   Needs n;
-  n.of(op.w.format);
+  n.of(op.w);
   Acts a = activations(buffers_[op.x], rows, in_->logit_rows, op.norm, op.eps, n, t);
   auto [p0, p1] = share(op.w.panels(), t);
   kernels().linear(op.w, p0, p1, a, 0, rows, logits_.data(), logits_stride_);

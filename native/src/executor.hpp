@@ -101,12 +101,14 @@ struct Instruction {
   int index;
 };
 
-// In which forms matrices of some formats want their activations.
+// In which forms some matrices want their activations, and how many groups of 32 their units reach over.
 struct Needs {
   bool ints = false, f32 = false, bf16 = false;
-  void of(Format f) {
-    if (is_int(f)) ints = true;
-    else if (f == Format::BF16) bf16 = true;
+  int groups = 0;
+  void of(const Matrix& w) {
+    groups = std::max(groups, w.units() * (unit_inputs(w.format) / kGroup));
+    if (is_int(w.format)) ints = true;
+    else if (w.format == Format::BF16) bf16 = true;
     else f32 = true;
   }
 };

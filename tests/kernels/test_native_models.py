@@ -15,7 +15,7 @@ from slipstream.program import BLOCK_SLOTS, TENSOR_TYPES, KVFormat, Row, Rows
 from tests import toys
 from tests.blocks import BlockWeights
 from tests.kernels.emulated import EmulatedExecutable
-from tests.stepping import Sequence, advance, run_alone
+from tests.stepping import Sequence, advance, advance_some, run_alone
 
 ISAS = [*_native.available_isas(), *_native.emulated_isas()]
 CONFIGS = {"plain": toys.PLAIN, "windowed": toys.WINDOWED, "wide": toys.WIDE}
@@ -119,16 +119,7 @@ def test_rows_do_not_depend_on_their_company(kind: str, kv_format: KVFormat, isa
         order = rng.permutation(3 * len(prompts)).tolist()
         sequences = [Sequence(p, order[3 * i : 3 * i + 3]) for i, p in enumerate(prompts)]
         while any(s.computed < len(s.tokens) for s in sequences):
-            spans, room = [], 64
-            for index in rng.permutation(len(sequences)):
-                sequence = sequences[index]
-                left = min(len(sequence.tokens) - sequence.computed, room)
-                if left and rng.random() < 0.6:
-                    count = int(rng.integers(1, left + 1))
-                    spans.append((sequence, count))
-                    room -= count
-            if spans:
-                advance(executable, spans)
+            advance_some(executable, sequences, rng, room=64)
             victim = sequences[int(rng.integers(len(sequences)))]
             if rng.random() < 0.1 and victim.computed < len(victim.tokens):
                 victim.computed, victim.logits = 0, []  # preempted: computed anew
@@ -167,16 +158,7 @@ def test_long_contexts_in_company_on_every_instruction_set(kind: str, kv_format:
     sequences = [Sequence(p, table) for p, table in zip(prompts, tables, strict=True)]
     given_up = False
     while any(s.computed < len(s.tokens) for s in sequences):
-        spans, room = [], 96
-        for index in rng.permutation(len(sequences)):
-            sequence = sequences[index]
-            left = min(len(sequence.tokens) - sequence.computed, room)
-            if left and rng.random() < 0.7:
-                count = 1 if sequence.computed > len(sequence.tokens) - 4 else int(rng.integers(1, left + 1))
-                spans.append((sequence, count))
-                room -= count
-        if spans:
-            advance(executable, spans)
+        advance_some(executable, sequences, rng, room=96, singly=3)
         if not given_up and sequences[1].computed > 270:
             sequences[1].computed, sequences[1].logits, given_up = 0, [], True
     for sequence, wanted in zip(sequences, expected, strict=True):

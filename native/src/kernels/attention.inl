@@ -40,8 +40,9 @@ template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, f
   }
 }
 
-// out[m] += weights[m][32] @ values[32, v_pad]
-template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at, const uint8_t* ahead) {
+// out[m] += weights[m][32] @ values[32, v_pad]. Of the block's positions some query sees [from, to). The others may hold
+// what another request left there, and a weight of 0 does not silence an infinity: they are read as zeros.
+template <int M, bool Partly> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at, int from, int to, const uint8_t* ahead) {
   size_t size = t.int8 ? 1 : 2;
   for (int d = 0; d < t.v_pad; d += W) {
     F even[M], odd[M];
@@ -50,6 +51,10 @@ template <int M> void weighted(const SplitTask& t, int m0, const KVBlock& block,
       __builtin_prefetch(ahead, 0, 2);
       ahead += 2 * W * size;
       load_pairs(block.v + ((size_t)i / 2 * t.v_pad + d) * 2 * size, t.int8, a, b);
+      if constexpr (Partly) {
+        if (i < from || i >= to) a = set1f(0.0f);
+        if (i + 1 < from || i + 1 >= to) b = set1f(0.0f);
+      }
       for (int m = 0; m < M; ++m) {
         const float* p = w[m0 + m] + at + i;
         even[m] = i ? fma(set1f(p[0]), a, even[m]) : set1f(p[0]) * a;
@@ -124,10 +129,25 @@ inline void soften(const SplitTask& t, int m, float* s, int blocks) {
   t.total[m] = total.total();
 }
 
+// Weights times the scales of int8 values; of positions that the query does not see the scale may be anything.
+inline void scale_values(const SplitTask& t, int m, float* s, int blocks) {
+  const int from = t.first[m] - t.begin, to = t.last[m] + 1 - t.begin;
+  for (int b = 0, at = 0; b < blocks; ++b)
+    for (int i = 0; i < kBlock; i += W, at += W) {
+      storef(s + at, vround_bf16(loadf(s + at) * loadf(t.blocks[b].v_scale + i)));
+      if (at < from || at + W > to)
+        for (int k = 0; k < W; ++k)
+          if (at + k < from || at + k >= to) s[at + k] = 0;
+    }
+}
+
 void attend(const SplitTask& t) {
   alignas(64) static thread_local float s[64][kSplit];
-  int last = 0;
-  for (int m = 0; m < t.queries; ++m) last = t.last[m] > last ? t.last[m] : last;
+  int first = t.first[0], last = 0;
+  for (int m = 0; m < t.queries; ++m) {
+    first = t.first[m] < first ? t.first[m] : first;
+    last = t.last[m] > last ? t.last[m] : last;
+  }
   int blocks = (last - t.begin) / kBlock + 1;
   if (blocks > kSplit / kBlock) blocks = kSplit / kBlock;
   // The weights have evicted the cache since the last step: what comes kAhead blocks later is fetched during the work.
@@ -138,17 +158,17 @@ void attend(const SplitTask& t) {
   for (int m = 0; m < t.queries; ++m) {
     soften(t, m, s[m], blocks);
     memset(t.out[m], 0, t.v_pad * sizeof(float));
-    if (t.int8)
-      for (int b = 0; b < blocks; ++b)
-        for (int i = 0; i < kBlock; i += W) {
-          float* p = s[m] + b * kBlock + i;
-          storef(p, vround_bf16(loadf(p) * loadf(t.blocks[b].v_scale + i)));
-        }
+    if (t.int8) scale_values(t, m, s[m], blocks);
   }
   for (int b = 0; b < blocks; ++b) {
     const uint8_t* after = b + kAhead < blocks ? t.blocks[b + kAhead].v : t.next[b + kAhead - blocks];
     const uint8_t* ahead = after ? after : t.blocks[b].v;
-    by_rows(t.queries, [&]<int M>(int m) { weighted<M>(t, m, t.blocks[b], s, b * kBlock, m ? t.blocks[b].v : ahead); });
+    const int from = first - t.begin - b * kBlock, to = last + 1 - t.begin - b * kBlock;
+    by_rows(t.queries, [&]<int M>(int m) {
+      const uint8_t* fetched = m ? t.blocks[b].v : ahead;
+      if (from <= 0 && to >= kBlock) weighted<M, false>(t, m, t.blocks[b], s, b * kBlock, from, to, fetched);
+      else weighted<M, true>(t, m, t.blocks[b], s, b * kBlock, from, to, fetched);
+    });
   }
 }
 

@@ -20,12 +20,40 @@ void rmsnorm(const float* x, const float* w, float eps, int heads, int width, fl
   }
 }
 
+void add(const float* a, const float* b, float* out, int n) {
+  int i = 0;
+  for (; i + W <= n; i += W) storef(out + i, loadf(a + i) + loadf(b + i));
+  for (; i < n; ++i) out[i] = a[i] + b[i];
+}
+
+// Run a vector function over n floats; the tail goes through a full vector of its own.
+template <class Fn> inline void map(const float* a, const float* b, float* out, int n, Fn fn) {
+  int i = 0;
+  for (; i + W <= n; i += W) storef(out + i, fn(loadf(a + i), loadf(b + i)));
+  if (i == n) return;
+  float ta[W] = {}, tb[W] = {}, to[W];
+  memcpy(ta, a + i, (n - i) * sizeof(float));
+  memcpy(tb, b + i, (n - i) * sizeof(float));
+  storef(to, fn(loadf(ta), loadf(tb)));
+  memcpy(out + i, to, (n - i) * sizeof(float));
+}
+
+void round_bf16(const float* x, float* out, int n) {
+  map(x, x, out, n, [](F v, F) { return vround_bf16(v); });
+}
+
 void prepare(const float* x, int k, int r, const Acts& a) {
   int padded = a.groups * kGroup, h = a.height(r);
   size_t tile = a.tile(r) + r % kTileRows;
-  if (a.f32) memcpy(a.f32 + (size_t)r * padded, x, k * sizeof(float));
-  if (a.bf16)
-    for (int i = 0; i < k; i += W) storef(a.bf16 + (size_t)r * padded + i, vround_bf16(loadf(x + i)));
+  // What follows input k meets weights of zero, and must be zero too: zero times an infinity left over is not.
+  if (a.f32) {
+    memcpy(a.f32 + (size_t)r * padded, x, k * sizeof(float));
+    memset(a.f32 + (size_t)r * padded + k, 0, (padded - k) * sizeof(float));
+  }
+  if (a.bf16) {
+    round_bf16(x, a.bf16 + (size_t)r * padded, k);
+    memset(a.bf16 + (size_t)r * padded + k, 0, (padded - k) * sizeof(float));
+  }
   if (!a.q) return;
   alignas(64) float last[kGroup] = {};
   for (int g = 0; g < a.groups; ++g) {
@@ -55,33 +83,11 @@ void prepare(const float* x, int k, int r, const Acts& a) {
   }
 }
 
-void add(const float* a, const float* b, float* out, int n) {
-  int i = 0;
-  for (; i + W <= n; i += W) storef(out + i, loadf(a + i) + loadf(b + i));
-  for (; i < n; ++i) out[i] = a[i] + b[i];
-}
-
-// Run a vector function over n floats; the tail goes through a full vector of its own.
-template <class Fn> inline void map(const float* a, const float* b, float* out, int n, Fn fn) {
-  int i = 0;
-  for (; i + W <= n; i += W) storef(out + i, fn(loadf(a + i), loadf(b + i)));
-  if (i == n) return;
-  float ta[W] = {}, tb[W] = {}, to[W];
-  memcpy(ta, a + i, (n - i) * sizeof(float));
-  memcpy(tb, b + i, (n - i) * sizeof(float));
-  storef(to, fn(loadf(ta), loadf(tb)));
-  memcpy(out + i, to, (n - i) * sizeof(float));
-}
-
 void gated(Activation kind, const float* gate, const float* up, float* out, int n) {
   if (kind == Activation::Silu)
     map(gate, up, out, n, [](F g, F u) { return vsilu(g) * u; });
   else
     map(gate, up, out, n, [](F g, F u) { return vgelu(g) * u; });
-}
-
-void round_bf16(const float* x, float* out, int n) {
-  map(x, x, out, n, [](F v, F) { return vround_bf16(v); });
 }
 
 void scale(float* x, float by, int n) {

@@ -161,6 +161,7 @@ class TorchExecutable(Immediate):
         slots, visible = contexts.of(op)
         rows = len(q)
         k, v = k_cache[op.layer, slots], v_cache[op.layer, slots]  # [rows, context, heads, width]
+        v = v.masked_fill(~visible[:, :, None, None], 0)  # a weight of 0 does not silence an infinity
         queries = q.view(rows, op.kv_heads, op.heads // op.kv_heads, op.k_dim)
         scores = torch.einsum("rhgd,rthd->rhgt", queries.float(), k.float()) * op.scale
         if op.softcap:
