@@ -262,7 +262,7 @@ NB_MODULE(_native, m) {
       .def("note", &Crowd::note, nb::arg("seconds"), nb::arg("stolen"), nb::arg("now"))
       .def_prop_ro("threads", &Crowd::threads);
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
-  m.def("checksum", &checksum, nb::arg("data"));
+  m.def("checksum", &checksum, nb::arg("data"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 

@@ -1,4 +1,4 @@
-"""The pack cache: a second start reads it; damage, other files and full disks are survived."""
+"""The pack cache: a second start maps it; damage, other files and full disks are survived."""
 
 from __future__ import annotations
 
@@ -87,6 +87,20 @@ def test_old_models_are_forgotten(folder: Path, tmp_path: Path, monkeypatch: pyt
         write_tiny_gguf(path, seed=seed)
         start(path, monkeypatch)
     assert len(list(folder.glob("*.pack"))) == 8
+
+
+def test_processes_share_what_is_packed(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path)
+    checkpoint = read_gguf(path)
+    config = read_config(checkpoint)
+    program, weights = record_program(config, max_len=64), ModelWeights(config, checkpoint)
+    NativeBackend(2, files=(path,)).compile(program, weights, 2)
+    file = str(next(folder.glob("*.pack")))
+    assert file not in Path("/proc/self/maps").read_text()
+    second = NativeBackend(2, files=(path,)).compile(program, weights, 2)
+    assert file in Path("/proc/self/maps").read_text()
+    del second
 
 
 def test_checksums_see_every_byte() -> None:

@@ -300,17 +300,16 @@ class NativeBackend:
 
     def _matrices(self, packings: list[Packing], weights: WeightSource, program: Program) -> dict[str, _native.Matrix]:
         offsets, size = layout(packings)
-        data = _native.allocate(size)
-        parts = {p.use.name: (offsets[p.use.name], p.nbytes) for p in packings}
-        matrices = {
-            p.use.name: _native.Matrix(
-                p.format, p.use.shape[0], p.use.shape[1], data[offsets[p.use.name] : offsets[p.use.name] + p.nbytes]
-            )
-            for p in packings
-        }
         shard = program.shard
-        cache = PackCache(cache_key(self.files, packings, (shard.rank, shard.size))) if self.files else None
-        if cache and cache.load(data, parts):
+        parts = {p.use.name: (offsets[p.use.name], p.nbytes) for p in packings}
+        cache = PackCache(cache_key(self.files, packings, (shard.rank, shard.size)), self.threads) if self.files else None
+        mapped = cache.load(size, parts) if cache else None
+        data = _native.allocate(size) if mapped is None else mapped
+        matrices = {
+            p.use.name: _native.Matrix(p.format, p.use.shape[0], p.use.shape[1], data[at : at + nbytes])
+            for p, (at, nbytes) in zip(packings, parts.values(), strict=True)
+        }
+        if mapped is not None:
             return matrices
         packer, done = _native.Packer(self.threads), 0
         for packing in packings:

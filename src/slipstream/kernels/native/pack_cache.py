@@ -1,4 +1,4 @@
-"""Packed weights on disk: the second start reads them instead of packing again.
+"""Packed weights on disk: the second start maps them instead of packing again.
 
 A file is magic, header length, JSON header, then the matrices' bytes. Its key names the source files
 (size, time), the packed layout and every matrix; each matrix has a checksum. Anything that does not fit
@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,25 +55,35 @@ def layout(packings: Sequence[Packing]) -> tuple[dict[str, int], int]:
 class PackCache:
     """The cache file of one key."""
 
-    def __init__(self, key: str, folder: Path | None = None):
-        self.key = key
-        self.path = (folder or cache_folder() / "packed") / f"{key[:32]}.pack"
+    def __init__(self, key: str, threads: int):
+        self.key, self.threads = key, threads
+        self.path = cache_folder() / "packed" / f"{key[:32]}.pack"
 
-    def load(self, into: Bytes, parts: Mapping[str, tuple[int, int]]) -> bool:
-        """Read the file into `into`; `parts` is (offset, bytes) by name. False if it is not to be used."""
+    def load(self, size: int, parts: Mapping[str, tuple[int, int]]) -> Bytes | None:
+        """The file's matrices [size], mapped and verified; `parts` is (offset, bytes) by name.
+
+        None if there is no file that could be used. Processes that map the same file share its memory.
+        """
         try:
             with self.path.open("rb") as file:
-                sums = self._read_header(file, len(into))
-                if sums is None or file.readinto(into.data) != len(into):
-                    return False
-        except OSError:
-            return False
-        for name, (offset, size) in parts.items():
-            if sums.get(name) != _native.checksum(into[offset : offset + size]):
-                log.warning("packed weights %s are damaged (%s); packing again", self.path, name)
-                return False
+                sums = self._read_header(file, size)
+                if sums is None or file.tell() % ALIGNMENT or os.fstat(file.fileno()).st_size != file.tell() + size:
+                    return None
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                data = np.frombuffer(mapped, np.uint8, size, file.tell())
+        except (OSError, ValueError):
+            return None
+
+        def sound(part: tuple[str, tuple[int, int]]) -> bool:
+            name, (offset, nbytes) = part
+            return bool(sums.get(name) == _native.checksum(data[offset : offset + nbytes]))
+
+        with ThreadPoolExecutor(self.threads) as threads:
+            if not all(threads.map(sound, parts.items())):
+                log.warning("packed weights %s are damaged; packing again", self.path)
+                return None
         os.utime(self.path)
-        return True
+        return data
 
     def save(self, data: Bytes, parts: Mapping[str, tuple[int, int]]) -> None:
         """Write the file whole or not at all."""
