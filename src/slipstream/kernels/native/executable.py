@@ -302,7 +302,9 @@ class NativeBackend:
         offsets, size = layout(packings)
         shard = program.shard
         parts = {p.use.name: (offsets[p.use.name], p.nbytes) for p in packings}
-        cache = PackCache(cache_key(self.files, packings, (shard.rank, shard.size)), self.threads) if self.files else None
+        cache = (
+            PackCache(cache_key(self.files, packings, (shard.rank, shard.size)), self.threads) if self.files else None
+        )
         mapped = cache.load(size, parts) if cache else None
         data = _native.allocate(size) if mapped is None else mapped
         matrices = {
