@@ -7,10 +7,19 @@ from typing import Any
 from slipstream.errors import UnsupportedModelError
 from slipstream.models import blocks, read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
+from slipstream.models.names import Naming
 from slipstream.models.rope import RopeConfig
 from slipstream.program import Recorder
 from slipstream.weights import Checkpoint
 
+NAMING = Naming(
+    hf={
+        "attn_post_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "ffn_post_norm": "post_feedforward_layernorm",
+    },
+    norms_from_one=True,
+)
 GEMMA2_PATTERN = 2
 GEMMA3_PATTERN = 6
 LOCAL_THETA = 10_000.0

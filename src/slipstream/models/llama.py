@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from slipstream.models import blocks, read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
+from slipstream.models.names import Naming
 from slipstream.program import Recorder
 from slipstream.weights import Checkpoint
+
+NAMING = Naming(rotary_pairs=True)
 
 
 def from_hf(f: Fields) -> ModelConfig:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,11 +29,6 @@ HF_LAYER = {
     "down": "mlp.down_proj",
 }
 """A layer's weights: our name, Hugging Face's."""
-_HF_FOUR_NORMS = {
-    "attn_post_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_post_norm": "post_feedforward_layernorm",
-}
 _GGUF_LAYER = {
     "attn_norm": "attn_norm",
     "q": "attn_q",
@@ -48,6 +44,32 @@ _GGUF_LAYER = {
     "down": "ffn_down",
     "ffn_post_norm": "post_ffw_norm",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Several weights of a layer in one tensor, one after another, and what it is called."""
+
+    parts: tuple[str, ...]
+    hf: str
+    gguf: str
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What an architecture stores otherwise than most do."""
+
+    hf: Mapping[str, str] = field(default_factory=dict)
+    """A layer's weights that Hugging Face calls something else than HF_LAYER says."""
+    fused: tuple[Fused, ...] = ()
+    rotary_pairs: bool = False
+    """GGUF keeps the rows of q and k in the order of rotary pairs."""
+    norms_from_one: bool = False
+    """Hugging Face's norm weights are offsets from 1."""
+
+
+USUAL = Naming()
+"""Llama's names as everybody took them over, its rotary pairs not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +94,12 @@ class Source:
         return order.reshape(self.pair_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def locate(config: ModelConfig, checkpoint: Checkpoint, name: str) -> tuple[Source, StoredTensor]:
+def locate(config: ModelConfig, naming: Naming, checkpoint: Checkpoint, name: str) -> tuple[Source, StoredTensor]:
     """The source of the program's weight `name`. Raises ModelFileError if the file lacks it."""
-    source = _gguf_source(config, name) if checkpoint.kind == "gguf" else _hf_source(config, checkpoint, name)
+    if checkpoint.kind == "gguf":
+        source = _gguf_source(config, naming, name)
+    else:
+        source = _hf_source(config, naming, checkpoint, name)
     tensor = checkpoint.tensors.get(source.tensor)
     if tensor is None:
         raise ModelFileError(checkpoint.files[0], f"tensor {source.tensor!r}", "is missing")
@@ -89,54 +114,46 @@ def _split(name: str) -> tuple[int | None, str, str]:
     return None, parts[0], parts[1]
 
 
-def _fused(config: ModelConfig, part: str) -> tuple[str, Source] | None:
-    """Phi-3 keeps q, k, v in one tensor and gate, up in another."""
+def _fused(config: ModelConfig, naming: Naming, part: str) -> tuple[Fused, int, int] | None:
+    """The tensor that has the part among others, and which rows of it that is: (tensor, start, rows)."""
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    places = {
-        "q": ("qkv", 0, q),
-        "k": ("qkv", q, kv),
-        "v": ("qkv", q + kv, kv),
-        "gate": ("gate_up", 0, config.ffn),
-        "up": ("gate_up", config.ffn, config.ffn),
-    }
-    if config.architecture != "phi3" or part not in places:
-        return None
-    tensor, start, rows = places[part]
-    return tensor, Source(tensor, start, rows)
+    rows = {"q": q, "k": kv, "v": kv, "gate": config.ffn, "up": config.ffn}
+    for fused in naming.fused:
+        if part in fused.parts:
+            before = fused.parts[: fused.parts.index(part)]
+            return fused, sum(rows[other] for other in before), rows[part]
+    return None
 
 
-def _gguf_source(config: ModelConfig, name: str) -> Source:
+def _gguf_source(config: ModelConfig, naming: Naming, name: str) -> Source:
     layer, part, kind = _split(name)
     if layer is None:
         stem = {"embed": "token_embd", "head": "output", "norm": "output_norm"}[part]
         return Source(f"{stem}.{kind}")
-    fused = _fused(config, part)
-    if fused:
-        stem = {"qkv": "attn_qkv", "gate_up": "ffn_up"}[fused[0]]
-        return replace(fused[1], tensor=f"blk.{layer}.{stem}.{kind}")
-    pair_heads = 0
-    if config.architecture in ("llama", "mistral"):
-        pair_heads = {"q": config.heads, "k": config.kv_heads}.get(part, 0)
+    found = _fused(config, naming, part)
+    if found:
+        fused, start, rows = found
+        return Source(f"blk.{layer}.{fused.gguf}.{kind}", start, rows)
+    pair_heads = {"q": config.heads, "k": config.kv_heads}.get(part, 0) if naming.rotary_pairs else 0
     return Source(f"blk.{layer}.{_GGUF_LAYER[part]}.{kind}", pair_heads=pair_heads)
 
 
-def _hf_source(config: ModelConfig, checkpoint: Checkpoint, name: str) -> Source:
+def _hf_source(config: ModelConfig, naming: Naming, checkpoint: Checkpoint, name: str) -> Source:
     layer, part, kind = _split(name)
     prefix = next(
         (p for p in ("model.language_model.", "language_model.model.", "model.", "")
          if f"{p}embed_tokens.weight" in checkpoint.tensors),
         "model.",
     )  # fmt: skip
-    plus_one = config.architecture in ("gemma2", "gemma3") and part.endswith("norm")
+    plus_one = naming.norms_from_one and part.endswith("norm")
     if layer is None:
         if part == "head":
             root = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
             return Source(f"{root}lm_head.{kind}")
         stem = {"embed": "embed_tokens", "norm": "norm"}[part]
         return Source(f"{prefix}{stem}.{kind}", plus_one=plus_one)
-    fused = _fused(config, part)
-    if fused:
-        stem = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}[fused[0]]
-        return replace(fused[1], tensor=f"{prefix}layers.{layer}.{stem}.{kind}")
-    names = HF_LAYER | _HF_FOUR_NORMS if config.post_norms else HF_LAYER
-    return Source(f"{prefix}layers.{layer}.{names[part]}.{kind}", plus_one=plus_one)
+    found = _fused(config, naming, part)
+    if found:
+        fused, start, rows = found
+        return Source(f"{prefix}layers.{layer}.{fused.hf}.{kind}", start, rows)
+    return Source(f"{prefix}layers.{layer}.{naming.hf.get(part) or HF_LAYER[part]}.{kind}", plus_one=plus_one)

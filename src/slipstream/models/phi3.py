@@ -5,9 +5,17 @@ from __future__ import annotations
 from slipstream.models import read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
 from slipstream.models.llama import record
+from slipstream.models.names import Fused, Naming
 from slipstream.weights import Checkpoint
 
-__all__ = ["from_gguf", "from_hf", "record"]
+__all__ = ["NAMING", "from_gguf", "from_hf", "record"]
+
+NAMING = Naming(
+    fused=(
+        Fused(("q", "k", "v"), hf="self_attn.qkv_proj", gguf="attn_qkv"),
+        Fused(("gate", "up"), hf="mlp.gate_up_proj", gguf="ffn_up"),
+    )
+)
 
 
 def from_hf(f: Fields) -> ModelConfig:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slipstream.errors import ModelFileError, UnsupportedModelError
 from slipstream.models import gemma, llama, phi3, qwen, read_gguf
 from slipstream.models.config import Fields, ModelConfig
+from slipstream.models.names import USUAL, Naming
 from slipstream.program import KVFormat, Program, Recorder, ShardPlan
 from slipstream.weights import Checkpoint
 
@@ -16,20 +17,21 @@ Record = Callable[[Recorder, ModelConfig, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How to read and record one architecture."""
+    """How to read and record one architecture, and what it calls its weights."""
 
     from_hf: Callable[[Fields], ModelConfig]
     from_gguf: Callable[[Fields, Checkpoint], ModelConfig]
     record: Record
+    naming: Naming = USUAL
 
 
 ARCHITECTURES = {
-    "llama": Architecture(llama.from_hf, llama.from_gguf, llama.record),
+    "llama": Architecture(llama.from_hf, llama.from_gguf, llama.record, llama.NAMING),
     "qwen2": Architecture(qwen.qwen2_from_hf, qwen.qwen2_from_gguf, qwen.record),
     "qwen3": Architecture(qwen.qwen3_from_hf, qwen.qwen3_from_gguf, qwen.record),
-    "gemma2": Architecture(gemma.gemma2_from_hf, gemma.gemma2_from_gguf, gemma.record),
-    "gemma3": Architecture(gemma.gemma3_from_hf, gemma.gemma3_from_gguf, gemma.record),
-    "phi3": Architecture(phi3.from_hf, phi3.from_gguf, phi3.record),
+    "gemma2": Architecture(gemma.gemma2_from_hf, gemma.gemma2_from_gguf, gemma.record, gemma.NAMING),
+    "gemma3": Architecture(gemma.gemma3_from_hf, gemma.gemma3_from_gguf, gemma.record, gemma.NAMING),
+    "phi3": Architecture(phi3.from_hf, phi3.from_gguf, phi3.record, phi3.NAMING),
 }
 
 HF_NAMES = {

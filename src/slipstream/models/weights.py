@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from slipstream.errors import ModelFileError
 from slipstream.models.config import ModelConfig
-from slipstream.models.names import locate
+from slipstream.models.names import Source, locate
+from slipstream.models.registry import ARCHITECTURES
 from slipstream.program import TENSOR_TYPES, ShardPlan, WeightUse
 from slipstream.weights import Checkpoint, StoredTensor
 
@@ -76,8 +77,11 @@ class ModelWeights:
             self._stored[use, shard] = self._locate(use, shard)
         return self._stored[use, shard]
 
+    def _source(self, name: str) -> tuple[Source, StoredTensor]:
+        return locate(self.config, ARCHITECTURES[self.config.architecture].naming, self.checkpoint, name)
+
     def _locate(self, use: WeightUse, shard: ShardPlan) -> StoredRows:
-        source, tensor = locate(self.config, self.checkpoint, use.name)
+        source, tensor = self._source(use.name)
         size = shard.size if use.shard != "none" else 1
         expected = list(use.shape)
         if use.shard != "none":
@@ -97,7 +101,7 @@ class ModelWeights:
 
     def float32(self, use: WeightUse, shard: ShardPlan) -> Float32Array:
         """The weight's numbers, this shard's part."""
-        source, _ = locate(self.config, self.checkpoint, use.name)
+        source, _ = self._source(use.name)
         tensor, rows, columns = self.stored(use, shard)
         values = tensor.float32()
         values = values[rows] if values.ndim == 1 else values[rows, columns]
