@@ -33,6 +33,13 @@ def test_every_variable_is_said() -> None:
     assert variables() <= said
 
 
+def test_every_json_is_described() -> None:
+    described = (DOCS / "use.md").read_text()
+    with_json = [name for name, command in commands() if any("--json" in flag.opts for flag in flags(command))]
+    assert len(with_json) > 20
+    assert [name for name in with_json if f"`{name} --json`" not in described] == []
+
+
 @pytest.mark.parametrize(
     "source",
     ['os.environ["A_B"]', 'os.environ.get("A_B", "1")', 'os.getenv("A_B")', '"A_B" in os.environ',

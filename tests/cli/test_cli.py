@@ -89,7 +89,9 @@ def test_chat(tiny_gguf: Path, tmp_path: Path) -> None:
     lines = f"hello\n/nonsense\nagain\n/save {saved}\n/reset\n/save {saved}.reset\n/exit\nnever\n"
     out = run("chat", str(tiny_gguf), "--max-tokens", "3", "--json", "--seed", "1", stdin=lines)
     assert out.returncode == 0, out.stderr
-    assert len([json.loads(line) for line in out.stdout.splitlines()]) == 2
+    answers = [json.loads(line) for line in out.stdout.splitlines()]
+    assert [len(answer["token_ids"]) for answer in answers] == [3, 3]
+    assert answers[0]["timings"]["generated_tokens"] == 3
     assert "no command /nonsense" in out.stderr
     assert [m["role"] for m in json.loads(saved.read_text())] == ["user", "assistant"] * 2
     assert json.loads(Path(f"{saved}.reset").read_text()) == []
@@ -191,6 +193,9 @@ def test_quality(tiny_gguf: Path, tmp_path: Path) -> None:
     assert report["top1_agreement"] > 0.9
     coarse = json.loads(run(*arguments, "--kv-cache-dtype", "int8").stdout)
     assert coarse["mean_kl"] != report["mean_kl"]
+    by_others = json.loads(run(*arguments, "--reference", "transformers").stdout)
+    assert by_others["mean_kl"] == pytest.approx(report["mean_kl"], rel=0.02)
+    assert "numpy or transformers" in run(*arguments, "--reference", "x").stderr
     assert "--text" in run("quality", str(tiny_gguf), "--text", str(tmp_path / "none")).stderr
 
 

@@ -30,7 +30,7 @@ def _prefill(r: dict[str, Any]) -> str:
 def _quality(r: dict[str, Any]) -> str:
     return (
         f"mean KL {r['mean_kl']:.5f}, top-1 {r['top1_agreement']:.2%} over {r['tokens']} tokens; "
-        f"keys and values {r['kv_cache_dtype']}"
+        f"keys and values {r['kv_cache_dtype']}; against float32 by {r.get('reference', 'numpy')}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.generate import summary
+from slipstream.cli.generate import speculation_report, summary, timings_report
 from slipstream.cli.options import (
     Backend,
     Drafted,
@@ -118,9 +118,11 @@ class Conversation:
         prompt = self.model.chat_prompt([*self.messages, {"role": "user", "content": text}])
         number = self.engine.add(prompt, self.params)
         said, reason = "", "abort"
+        ids: list[int] = []
         try:
             for chunk in self.engine.run(number):
                 said += chunk.text
+                ids += chunk.token_ids
                 reason = chunk.finish_reason or reason
                 if not self.json_output:
                     print(chunk.text, end="", flush=True)
@@ -129,7 +131,13 @@ class Conversation:
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
         timings = self.engine.timings.pop(number)
         if self.json_output:
-            report = {"text": said, "finish_reason": reason, "decode_tok_s": timings.decode_tok_s}
+            report = {
+                "text": said,
+                "token_ids": ids,
+                "finish_reason": reason,
+                "timings": timings_report(timings, self.ceiling),
+                "speculation": speculation_report(timings, self.engine.controller),
+            }
             print(json.dumps(report, ensure_ascii=False), flush=True)
         else:
             print(f"\n\033[2m{summary(timings, self.ceiling)}\033[0m" if sys.stdout.isatty() else "")

@@ -115,7 +115,7 @@ def generate(
         report = {
             "model": model,
             **(answers[0] if n == 1 else {"choices": answers}),
-            "timings": _timings(timings, load_seconds, ceiling),
+            "timings": {"load_seconds": load_seconds, **timings_report(timings, ceiling)},
             "speculation": speculation_report(timings, engine.controller),
         }
         if foresight is not None:
@@ -250,9 +250,9 @@ def _show(chunks: Iterator[Chunk], n: int) -> list[dict[str, Any]]:
     return []
 
 
-def _timings(timings: Timings, load_seconds: float, ceiling: Ceiling | None) -> dict[str, Any]:
+def timings_report(timings: Timings, ceiling: Ceiling | None) -> dict[str, Any]:
+    """How fast an answer was, as --json prints it."""
     report: dict[str, Any] = {
-        "load_seconds": load_seconds,
         "prompt_tokens": timings.prompt_tokens,
         "generated_tokens": timings.generated,
         "prefill_seconds": timings.prefill_seconds,

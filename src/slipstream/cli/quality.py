@@ -27,6 +27,9 @@ def quality(
     text: Annotated[Path, typer.Option("--text", help="A text file to read; a few pages are enough.")],
     tokens: Annotated[int, typer.Option(help="Tokens of it to use.")] = 2000,
     context: Annotated[int, typer.Option(help="Read in pieces of this length.")] = 512,
+    reference: Annotated[
+        str, typer.Option(help="float32 by our numpy backend, or by transformers (if installed).")
+    ] = "numpy",
     json_output: JsonOption = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
@@ -37,21 +40,28 @@ def quality(
     from slipstream.bench.machine import described, native_only, save
     from slipstream.engine import load_model
     from slipstream.kernels.native.executable import ACTIVATION_RULE
-    from slipstream.precision import compare
+    from slipstream.precision import compare, scores_of
+    from slipstream.precision.oracle import transformers_scores
+    from slipstream.weights.references import resolve
 
     if tokens < 2 or context < 2:
         raise UsageError("--tokens and --context must be at least 2")
+    if reference not in ("numpy", "transformers"):
+        raise UsageError(f"--reference is numpy or transformers, not {reference!r}")
     options = replace(load_options(context, kv_cache_dtype, quantization, threads, "native"), sequences=1)
     with progress_bar() as bar:
         ours = load_model(model, options, bar)
-        theirs = load_model(model, replace(options, backend="reference"), bar)
+        if reference == "transformers":
+            theirs = transformers_scores(resolve(model))
+        else:
+            theirs = scores_of(load_model(model, replace(options, backend="reference"), bar).executable)
         try:
             ids = ours.tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--text: {error}") from error
         if len(ids) < 2:
             raise UsageError("--text: the file has fewer than two tokens")
-        result = compare(ours.executable, theirs.executable, ids, context, lambda i, n: bar("comparing", i, n))
+        result = compare(scores_of(ours.executable), theirs, ids, context, lambda i, n: bar("comparing", i, n))
     report = described(
         {
             "model": model,
@@ -60,6 +70,7 @@ def quality(
             "activations": ACTIVATION_RULE,
             "numerics": native_only(ours.executable).numerics,
             "context": context,
+            "reference": reference,
             **asdict(result),
         }
     )
@@ -72,7 +83,7 @@ def quality(
         f"{model}: activations {ACTIVATION_RULE}, keys and values {kv_cache_dtype}",
         [
             ("tokens", str(result.tokens)),
-            ("mean KL to float32", f"{result.mean_kl:.5f}"),
+            (f"mean KL to float32 by {reference}", f"{result.mean_kl:.5f}"),
             ("top-1 agreement", f"{result.top1_agreement:.2%}"),
             ("perplexity", f"{result.perplexity:.3f}"),
             ("perplexity in float32", f"{result.reference_perplexity:.3f}"),

@@ -13,6 +13,11 @@ from slipstream.program import BLOCK_SLOTS, Row, Rows
 
 Float64Array = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
+Scores = Callable[[list[int], int, int], npt.NDArray[np.float32]]
+"""(tokens of one piece, start, end) -> the logits [end - start, vocabulary] of its tokens from start on.
+
+Called with the chunks of a piece in order.
+"""
 CHUNK = 128
 
 
@@ -30,14 +35,17 @@ class Quality:
     reference_perplexity: float
 
 
-def _logits(executable: Executable, tokens: list[int], start: int) -> npt.NDArray[np.float32]:
-    """Logits of one chunk of a sequence in blocks 0, 1, …"""
-    end = min(start + CHUNK, len(tokens))
-    rows = [Row(0, tokens[i], i, i, i - start - 1, True) for i in range(start, end)]
-    table = list(range(-(-len(tokens) // BLOCK_SLOTS)))
-    out = executable.step(Rows.of(rows, [table]), None, logits=True)
-    assert out.logits is not None
-    return out.logits
+def scores_of(executable: Executable) -> Scores:
+    """The logits of an executable, over a sequence in blocks 0, 1, …"""
+
+    def scores(tokens: list[int], start: int, end: int) -> npt.NDArray[np.float32]:
+        rows = [Row(0, tokens[i], i, i, i - start - 1, True) for i in range(start, end)]
+        table = list(range(-(-len(tokens) // BLOCK_SLOTS)))
+        out = executable.step(Rows.of(rows, [table]), None, logits=True)
+        assert out.logits is not None
+        return out.logits
+
+    return scores
 
 
 def _log_softmax(logits: npt.NDArray[np.float32]) -> Float64Array:
@@ -52,20 +60,21 @@ def _pieces(tokens: list[int], context: int) -> Iterator[list[int]]:
 
 
 def compare(
-    executable: Executable,
-    reference: Executable,
+    scores: Scores,
+    reference: Scores,
     tokens: list[int],
     context: int,
     progress: Progress | None = None,
 ) -> Quality:
-    """Both executables over the text in pieces of `context` tokens; the last token of a piece predicts nothing."""
+    """Both over the text in pieces of `context` tokens; the last token of a piece predicts nothing."""
     divergences: list[float] = []
     agreements = 0
     losses = [0.0, 0.0]
     predicted = 0
     for piece in _pieces(tokens, context):
         for start in range(0, len(piece), CHUNK):
-            ours, theirs = (_log_softmax(_logits(e, piece, start)) for e in (executable, reference))
+            end = min(start + CHUNK, len(piece))
+            ours, theirs = (_log_softmax(side(piece, start, end)) for side in (scores, reference))
             divergences.extend((np.exp(theirs) * (theirs - ours)).sum(-1))
             agreements += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
             following = piece[start + 1 : start + 1 + len(ours)]
