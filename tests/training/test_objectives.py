@@ -114,7 +114,10 @@ def test_dspark_one_slot_at_a_time(target: TargetParts) -> None:
             distance = float((p - logits.softmax(-1)).abs().sum().detach())
             cross = -float(logits.log_softmax(-1)[said].detach()) if said is not None else 0.0
             outside += said is None
-            accepted, sure = 1 - distance / 2, float(torch.sigmoid(kind.module.confidence(hidden[slot], before).detach()))
+            accepted, sure = (
+                1 - distance / 2,
+                float(torch.sigmoid(kind.module.confidence(hidden[slot], before).detach())),
+            )
             judged = -(accepted * np.log(sure) + (1 - accepted) * np.log(1 - sure))
             expected += np.exp(-slot / dspark_objective.GAMMA) * (0.1 * cross + 0.9 * distance + 1.0 * judged)
     assert outside > 5

@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route, what it takes, made from the very types that requests are read into."""
+"""The OpenAPI document: every route, what it answers, what it takes: from the very types requests are read into."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from slipstream.serving.admin import DeployBody
 from slipstream.serving.embeddings import EmbeddingsRequest
 from slipstream.serving.messages import MessagesRequest
 from slipstream.serving.openai import ChatRequest, CompletionRequest
+from slipstream.serving.openapi_answers import COMPONENTS, content_of
 from slipstream.serving.responses import ResponsesRequest
 
 BODIES: Mapping[str, tuple[str, type[Any]]] = {
@@ -87,12 +88,16 @@ def document() -> dict[str, Any]:
         "get": _operation("How drafters fare."),
         "post": _operation("Deploy a drafter, change its stage, take it back.", by_path["/admin/drafter"]),
     }
+    for path, operations in paths.items():
+        for method in operations.keys() - {"parameters"}:
+            for status, answer in operations[method]["responses"].items():
+                answer["content"] = content_of(method, path, status)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Slipstream", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": components | dict(COMPONENTS),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
