@@ -5,6 +5,7 @@
 
 namespace slip {
 
+void bind_memory(nanobind::module_& m);
 void bind_suffix(nanobind::module_& m);
 void bind_instruments(nanobind::module_& m);
 

@@ -5,12 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <new>
 #include <stdexcept>
 
 #include "bindings.hpp"
@@ -42,39 +40,6 @@ struct PyMatrix {
   Matrix m;
   Bytes data;
 };
-
-// Zeroed memory that the system commits as it is touched; in huge pages, if wanted and there are any.
-nb::ndarray<nb::numpy, uint8_t> allocate(size_t bytes, bool huge_pages) {
-  const size_t huge = (size_t)2 << 20, size = (bytes + huge - 1) / huge * huge;
-  uint8_t* raw = (uint8_t*)mmap(nullptr, size + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) throw std::bad_alloc();
-  uint8_t* p = (uint8_t*)(((uintptr_t)raw + huge - 1) / huge * huge);
-  if (huge_pages) madvise(p, size, MADV_HUGEPAGE);
-  struct Region { void* at; size_t size; };
-  nb::capsule owner(new Region{raw, size + huge}, [](void* r) noexcept {
-    munmap(((Region*)r)->at, ((Region*)r)->size);
-    delete (Region*)r;
-  });
-  return nb::ndarray<nb::numpy, uint8_t>(p, {bytes}, owner);
-}
-
-// A 64-bit checksum of an array (multiply and fold over four lanes): finds damage, not malice.
-uint64_t checksum(Array<uint8_t> data) {
-  uint64_t lane[4] = {1, 2, 3, 4};
-  const uint8_t* p = data.data();
-  size_t n = data.size(), i = 0;
-  for (; i + 32 <= n; i += 32)
-    for (int j = 0; j < 4; ++j) {
-      uint64_t v;
-      memcpy(&v, p + i + 8 * j, 8);
-      lane[j] = (lane[j] ^ v) * 0x9E3779B97F4A7C15ull;
-      lane[j] ^= lane[j] >> 29;
-    }
-  for (; i < n; ++i) lane[i % 4] = (lane[i % 4] ^ p[i]) * 0x9E3779B97F4A7C15ull;
-  uint64_t sum = n;
-  for (uint64_t v : lane) sum = (sum ^ v) * 0xBF58476D1CE4E5B9ull, sum ^= sum >> 31;
-  return sum >> 1;
-}
 
 size_t packed_bytes(const std::string& format, int n, int k) { return Matrix{format_of(format), n, k, nullptr}.bytes(); }
 
@@ -261,8 +226,6 @@ NB_MODULE(_native, m) {
       .def(nb::init<int>(), nb::arg("threads"))
       .def("note", &Crowd::note, nb::arg("seconds"), nb::arg("stolen"), nb::arg("now"))
       .def_prop_ro("threads", &Crowd::threads);
-  m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
-  m.def("checksum", &checksum, nb::arg("data"), nb::call_guard<nb::gil_scoped_release>());
   m.def("packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("n"), nb::arg("k"));
   m.def("packs", [](int stored, const std::string& format) { return packs((Stored)stored, format_of(format)); });
 
@@ -285,6 +248,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<int>(), nb::arg("threads"))
       .def("pack", &Packer::pack, nb::arg("stored"), nb::arg("base"), nb::arg("stride"), nb::arg("offset"), nb::arg("rows"), nb::arg("to"));
 
+  bind_memory(m);
   bind_suffix(m);
   bind_instruments(m);
 

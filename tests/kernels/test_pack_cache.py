@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.kernels.native import NativeBackend, _native
 from slipstream.kernels.native import executable as executable_module
+from slipstream.kernels.native.pack_cache import HUGE_PAGE
 from slipstream.models import read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.weights.gguf import read_gguf
@@ -101,6 +102,30 @@ def test_processes_share_what_is_packed(folder: Path, tmp_path: Path) -> None:
     second = NativeBackend(2, files=(path,)).compile(program, weights, 2)
     assert file in Path("/proc/self/maps").read_text()
     del second
+
+
+def test_without_huge_pages_weights_are_copied(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, hidden=512)
+    expected, _ = start(path, monkeypatch)
+    file = next(folder.glob("*.pack"))
+    assert file.stat().st_size > 2 * HUGE_PAGE
+    monkeypatch.setattr(_native, "mapped_huge", lambda data: 0)
+    again, packed = start(path, monkeypatch)
+    assert packed == 0
+    assert str(file) not in Path("/proc/self/maps").read_text()
+    assert np.array_equal(again, expected)
+
+
+def test_what_cannot_be_mapped(tmp_path: Path) -> None:
+    file = tmp_path / "short"
+    file.write_bytes(bytes(HUGE_PAGE + 100))
+    assert not _native.map_file(str(file), HUGE_PAGE, 100).any()
+    for path, offset, size in ((file, HUGE_PAGE, 101), (tmp_path / "none", 0, 1), (tmp_path, 0, 1)):
+        with pytest.raises(OSError, match=path.name):
+            _native.map_file(str(path), offset, size)
+    with pytest.raises(ValueError, match="2 MiB"):
+        _native.map_file(str(file), 100, 1)
 
 
 def test_checksums_see_every_byte() -> None:

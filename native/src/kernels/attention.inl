@@ -10,33 +10,43 @@ inline void load_pairs(const uint8_t* p, bool int8, F& even, F& odd) {
   odd = second_of(both);
 }
 
+// Vectors of keys or values that a query's numbers are multiplied with once they are in a register.
+constexpr int kSide = W == 16 ? 2 : 1;
+
 // scores[m][32] of M queries against one block; meanwhile the lines at `ahead` are fetched, one for each that is used.
 template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, float (*out)[kSplit], int at, const uint8_t* ahead) {
   size_t size = t.int8 ? 1 : 2;
-  for (int lane = 0; lane < kBlock; lane += W) {
-    F acc[M];
-    for (F& v : acc) v = set1f(0.0f);
+  for (int lane = 0; lane < kBlock; lane += kSide * W) {
+    F acc[M][kSide];
+    for (auto& row : acc) for (F& v : row) v = set1f(0.0f);
     for (int d = 0; d < t.k_pad; d += kGroup) {
-      F even[M], odd[M];
+      F even[M][kSide], odd[M][kSide];
       for (int i = 0; i < kGroup; i += 2) {
-        F a, b;
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += 2 * W * size;
-        load_pairs(block.k + ((size_t)(d + i) / 2 * kBlock + lane) * 2 * size, t.int8, a, b);
+        F a[kSide], b[kSide];
+        for (int j = 0; j < kSide; ++j) {
+          __builtin_prefetch(ahead, 0, 2);
+          ahead += 2 * W * size;
+          load_pairs(block.k + ((size_t)(d + i) / 2 * kBlock + lane + j * W) * 2 * size, t.int8, a[j], b[j]);
+        }
         for (int m = 0; m < M; ++m) {
           const float* q = t.q[m0 + m] + d + i;
-          even[m] = i ? fma(set1f(q[0]), a, even[m]) : set1f(q[0]) * a;
-          odd[m] = i ? fma(set1f(q[1]), b, odd[m]) : set1f(q[1]) * b;
+          F first = set1f(q[0]), second = set1f(q[1]);
+          for (int j = 0; j < kSide; ++j) {
+            even[m][j] = i ? fma(first, a[j], even[m][j]) : first * a[j];
+            odd[m][j] = i ? fma(second, b[j], odd[m][j]) : second * b[j];
+          }
         }
       }
-      for (int m = 0; m < M; ++m) acc[m] = acc[m] + (even[m] + odd[m]);
+      for (int m = 0; m < M; ++m)
+        for (int j = 0; j < kSide; ++j) acc[m][j] = acc[m][j] + (even[m][j] + odd[m][j]);
     }
-    for (int m = 0; m < M; ++m) {
-      F s = acc[m] * set1f(t.scale);
-      if (t.int8) s = s * loadf(block.k_scale + lane);
-      if (t.softcap > 0) s = vtanh(s * set1f(1.0f / t.softcap)) * set1f(t.softcap);
-      storef(out[m0 + m] + at + lane, s);
-    }
+    for (int m = 0; m < M; ++m)
+      for (int j = 0; j < kSide; ++j) {
+        F s = acc[m][j] * set1f(t.scale);
+        if (t.int8) s = s * loadf(block.k_scale + lane + j * W);
+        if (t.softcap > 0) s = vtanh(s * set1f(1.0f / t.softcap)) * set1f(t.softcap);
+        storef(out[m0 + m] + at + lane + j * W, s);
+      }
   }
 }
 
@@ -44,27 +54,33 @@ template <int M> void scores(const SplitTask& t, int m0, const KVBlock& block, f
 // what another request left there, and a weight of 0 does not silence an infinity: they are read as zeros.
 template <int M, bool Partly> void weighted(const SplitTask& t, int m0, const KVBlock& block, float (*w)[kSplit], int at, int from, int to, const uint8_t* ahead) {
   size_t size = t.int8 ? 1 : 2;
-  for (int d = 0; d < t.v_pad; d += W) {
-    F even[M], odd[M];
+  for (int d = 0; d < t.v_pad; d += kSide * W) {
+    F even[M][kSide], odd[M][kSide];
     for (int i = 0; i < kBlock; i += 2) {
-      F a, b;
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += 2 * W * size;
-      load_pairs(block.v + ((size_t)i / 2 * t.v_pad + d) * 2 * size, t.int8, a, b);
-      if constexpr (Partly) {
-        if (i < from || i >= to) a = set1f(0.0f);
-        if (i + 1 < from || i + 1 >= to) b = set1f(0.0f);
+      F a[kSide], b[kSide];
+      for (int j = 0; j < kSide; ++j) {
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += 2 * W * size;
+        load_pairs(block.v + ((size_t)i / 2 * t.v_pad + d + j * W) * 2 * size, t.int8, a[j], b[j]);
+        if constexpr (Partly) {
+          if (i < from || i >= to) a[j] = set1f(0.0f);
+          if (i + 1 < from || i + 1 >= to) b[j] = set1f(0.0f);
+        }
       }
       for (int m = 0; m < M; ++m) {
         const float* p = w[m0 + m] + at + i;
-        even[m] = i ? fma(set1f(p[0]), a, even[m]) : set1f(p[0]) * a;
-        odd[m] = i ? fma(set1f(p[1]), b, odd[m]) : set1f(p[1]) * b;
+        F first = set1f(p[0]), second = set1f(p[1]);
+        for (int j = 0; j < kSide; ++j) {
+          even[m][j] = i ? fma(first, a[j], even[m][j]) : first * a[j];
+          odd[m][j] = i ? fma(second, b[j], odd[m][j]) : second * b[j];
+        }
       }
     }
-    for (int m = 0; m < M; ++m) {
-      float* o = t.out[m0 + m] + d;
-      storef(o, loadf(o) + (even[m] + odd[m]));
-    }
+    for (int m = 0; m < M; ++m)
+      for (int j = 0; j < kSide; ++j) {
+        float* o = t.out[m0 + m] + d + j * W;
+        storef(o, loadf(o) + (even[m][j] + odd[m][j]));
+      }
   }
 }
 

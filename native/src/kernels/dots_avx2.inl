@@ -3,7 +3,8 @@
 namespace {
 
 template <IntShape S, int M, int H>
-inline void dots(const uint8_t* sub, const uint8_t* planes, int lane0, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
+inline void dots(const uint8_t* sub, size_t, int lane0, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
+  const uint8_t* planes = sub + S.sub_bytes();
   const __m256i nibble = _mm256_set1_epi8(15);
   for (int h = 0; h < H; ++h) {
     int lane = lane0 + h * W;

@@ -6,7 +6,6 @@ namespace {
 template <IntShape S> struct Quads {
   const uint8_t* p;
   __m512i packed, extra;
-  explicit Quads(const uint8_t* planes) : p(planes) {}
   __m512i operator()(int quad) {
     const __m512i nibble = _mm512_set1_epi8(15);
     if constexpr (S.bits == 8) return _mm512_xor_si512(_mm512_loadu_si512(p + quad * 64), _mm512_set1_epi8((char)0x80));
@@ -28,31 +27,40 @@ template <IntShape S> struct Quads {
 // What is subtracted from every stored weight: signed bytes are read with 128 added.
 template <IntShape S> constexpr int kOffset = S.bits == 8 ? 128 : S.zero;
 
+// H panels, `stride` bytes apart.
 template <IntShape S, int M, int H>
-inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
+inline void dots(const uint8_t* sub, size_t stride, int, const int8_t* q, const int32_t* sum, const int32_t* pair, F (&out)[M][H]) {
   constexpr bool halves = S.sub == Sub::HalfScale;
-  __m512i total[M], second[M];
-  for (int m = 0; m < M; ++m) {
-    total[m] = _mm512_set1_epi32(halves ? -S.zero * (int16_t)pair[m] : -kOffset<S> * sum[m]);
-    if constexpr (halves) second[m] = _mm512_set1_epi32(-S.zero * (pair[m] >> 16));
-  }
-  Quads<S> weights(planes);
+  __m512i total[M][H], second[M][H];
+  for (int m = 0; m < M; ++m)
+    for (int h = 0; h < H; ++h) {
+      total[m][h] = _mm512_set1_epi32(halves ? -S.zero * (int16_t)pair[m] : -kOffset<S> * sum[m]);
+      if constexpr (halves) second[m][h] = _mm512_set1_epi32(-S.zero * (pair[m] >> 16));
+    }
+  Quads<S> weights[H];
+  for (int h = 0; h < H; ++h) weights[h].p = sub + h * stride + S.sub_bytes();
 #pragma GCC unroll 8
   for (int quad = 0; quad < 8; ++quad) {
-    __m512i w = weights(quad);
+    __m512i w[H];
+    for (int h = 0; h < H; ++h) w[h] = weights[h](quad);
     for (int m = 0; m < M; ++m) {
       int32_t four;
       memcpy(&four, q + m * kGroup + quad * 4, 4);
       __m512i x = _mm512_set1_epi32(four);
-      if (halves && quad >= 4) second[m] = _mm512_dpbusd_epi32(second[m], w, x);
-      else total[m] = _mm512_dpbusd_epi32(total[m], w, x);
+      for (int h = 0; h < H; ++h) {
+        if (halves && quad >= 4) second[m][h] = _mm512_dpbusd_epi32(second[m][h], w[h], x);
+        else total[m][h] = _mm512_dpbusd_epi32(total[m][h], w[h], x);
+      }
     }
   }
-  for (int m = 0; m < M; ++m) {
-    F f{_mm512_cvtepi32_ps(total[m])};
-    if constexpr (S.sub == Sub::ScaleMin) f = f * to_float(load_u8(sub));
-    if constexpr (halves) f = fma(F{_mm512_cvtepi32_ps(second[m])}, to_float(load_i8(sub + 16)), f * to_float(load_i8(sub)));
-    out[m][0] = f;
+  for (int h = 0; h < H; ++h) {
+    const uint8_t* small = sub + h * stride;
+    for (int m = 0; m < M; ++m) {
+      F f{_mm512_cvtepi32_ps(total[m][h])};
+      if constexpr (S.sub == Sub::ScaleMin) f = f * to_float(load_u8(small));
+      if constexpr (halves) f = fma(F{_mm512_cvtepi32_ps(second[m][h])}, to_float(load_i8(small + 16)), f * to_float(load_i8(small)));
+      out[m][h] = f;
+    }
   }
 }
 

@@ -11,7 +11,8 @@ template <IntShape S> inline int stored_weight(const uint8_t* planes, int lane, 
 }
 
 template <IntShape S, int M, int H>
-inline void dots(const uint8_t* sub, const uint8_t* planes, int, const int8_t* q, const int32_t*, const int32_t*, F (&out)[M][H]) {
+inline void dots(const uint8_t* sub, size_t, int, const int8_t* q, const int32_t*, const int32_t*, F (&out)[M][H]) {
+  const uint8_t* planes = sub + S.sub_bytes();
   for (int lane = 0; lane < W; ++lane) {
     int w[kGroup];
     for (int k = 0; k < kGroup; ++k) w[k] = stored_weight<S>(planes, lane, k) - S.zero;

@@ -4,8 +4,12 @@
 //   float16, float32  one chain
 namespace {
 
+// M rows of activations times H vectors of outputs from lane0 on: parts of one panel, or, where a vector is a whole panel,
+// panels that lie `stride` bytes apart.
 template <IntShape S, int M, int H>
-void int_panel(const uint8_t* w, int units, const Acts& a, int r0, int lane0, float* y, size_t ldy) {
+void int_panel(const uint8_t* w, size_t stride, int units, const Acts& a, int r0, int lane0, float* y, size_t ldy) {
+  auto place = [&](int h) { return W < kPanel ? lane0 + h * W : 0; };
+  auto panel = [&](int h) { return W < kPanel ? 0 : h * stride; };
   const int height = a.height(r0);
   size_t at = a.tile(r0) + r0 % kTileRows;
   F acc[M][H];
@@ -15,15 +19,16 @@ void int_panel(const uint8_t* w, int units, const Acts& a, int r0, int lane0, fl
     const uint8_t* sub = w + S.head_bytes();
     for (int g = 0; g < S.groups; ++g, sub += S.group_bytes(), at += height) {
       if constexpr (M <= SLIP_PREFETCH_ROWS)
-        for (int line = 0; line < S.group_bytes(); line += 64) __builtin_prefetch(sub + SLIP_PREFETCH + line);
+        for (int h = 0; h < (W < kPanel ? 1 : H); ++h)
+          for (int line = 0; line < S.group_bytes(); line += 64) __builtin_prefetch(sub + panel(h) + SLIP_PREFETCH + line);
       F d[M][H];
-      dots<S, M, H>(sub, sub + S.sub_bytes(), lane0, a.q + at * kGroup, a.sum + at, a.pair + at, d);
+      dots<S, M, H>(sub, stride, lane0, a.q + at * kGroup, a.sum + at, a.pair + at, d);
       for (int m = 0; m < M; ++m) {
         F scale = set1f(a.scale[at + m]), mean = set1f(a.mean[at + m]);
         for (int h = 0; h < H; ++h) {
           part[m][h] = g ? fma(d[m][h], scale, part[m][h]) : d[m][h] * scale;
           if constexpr (S.minimum && S.sub == Sub::ScaleMin) {
-            F least = to_float(load_u8(sub + 16 + lane0 + h * W));
+            F least = to_float(load_u8(sub + panel(h) + 16 + place(h)));
             low[m][h] = g ? fma(least, mean, low[m][h]) : least * mean;
           } else if constexpr (S.minimum) {
             low[m][h] = g ? low[m][h] + mean : mean;
@@ -32,11 +37,11 @@ void int_panel(const uint8_t* w, int units, const Acts& a, int r0, int lane0, fl
       }
     }
     for (int h = 0; h < H; ++h) {
-      int lane = lane0 + h * W;
-      F scale = load_half(w + lane * 2);
+      const uint8_t* head = w + panel(h) + place(h) * 2;
+      F scale = load_half(head);
       for (int m = 0; m < M; ++m) acc[m][h] = fma(part[m][h], scale, acc[m][h]);
       if constexpr (S.minimum) {
-        F minimum = load_half(w + 32 + lane * 2);
+        F minimum = load_half(head + 32);
         for (int m = 0; m < M; ++m) acc[m][h] = fma(low[m][h], minimum, acc[m][h]);
       }
     }
@@ -74,12 +79,13 @@ void float_panel(const uint8_t* w, int units, const float* x, size_t ldx, int la
   for (int m = 0; m < M; ++m) storef(y + m * ldy + lane, acc[m]);
 }
 
-template <Format T, int M>
+// P panels at once, from panel p on.
+template <Format T, int M, int P>
 inline void panel_rows(const Matrix& w, int p, const Acts& a, int r, float* y, size_t ldy) {
   float* out = y + (size_t)r * ldy + p * kPanel;
   if constexpr (is_int(T)) {
-    constexpr int H = M <= 2 ? kPanel / W : 1;
-    for (int lane = 0; lane < kPanel; lane += H * W) int_panel<int_shape(T), M, H>(w.panel(p), w.units(), a, r, lane, out, ldy);
+    constexpr int H = W == kPanel ? P : M <= 2 ? kPanel / W : 1;
+    for (int lane = 0; lane < P * kPanel; lane += H * W) int_panel<int_shape(T), M, H>(w.panel(p), w.panel_bytes(), w.units(), a, r, lane, out, ldy);
   } else {
     size_t ldx = (size_t)a.groups * kGroup;
     const float* x = (T == Format::BF16 ? a.bf16 : a.f32) + r * ldx;
@@ -94,27 +100,41 @@ template <Format T> constexpr int most_rows() {
   return SLIP_ROWS;
 }
 
+// Rows that two panels take at once, which then share what is read of the activations; 0: panels go one by one.
+template <Format T> constexpr int most_rows_of_two() {
+  if constexpr (is_int(T))
+    if (int_shape(T).sub == Sub::None) return SLIP_ROWS_OF_TWO;
+  return 0;
+}
+
 // Never across a tile of activations.
-template <Format T, int M>
+template <Format T, int M, int P>
 inline void row_block(int rows, const Matrix& w, int p, const Acts& a, int r, float* y, size_t ldy) {
   if constexpr (M > 1)
-    if (rows < M) return row_block<T, M - 1>(rows, w, p, a, r, y, ldy);
-  panel_rows<T, M>(w, p, a, r, y, ldy);
+    if (rows < M) return row_block<T, M - 1, P>(rows, w, p, a, r, y, ldy);
+  panel_rows<T, M, P>(w, p, a, r, y, ldy);
+}
+
+// Rows [r, end) of P panels, `most` at a time and as evenly as they go.
+template <Format T, int P, int most>
+inline void panels(const Matrix& w, int p, const Acts& a, int r, int end, float* y, size_t ldy) {
+  while (r < end) {
+    int stop = (r / kTileRows + 1) * kTileRows, left = (stop < end ? stop : end) - r;
+    int blocks = (left + most - 1) / most, rows = (left + blocks - 1) / blocks;
+    row_block<T, most, P>(rows, w, p, a, r, y, ldy);
+    r += rows;
+  }
 }
 
 template <Format T>
 void linear_format(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r1, float* y, size_t ldy) {
   constexpr int kRows = 64;  // rows whose activations stay in the second-level cache meanwhile
   for (int top = r0; top < r1; top += kRows) {
-    int end = top + kRows < r1 ? top + kRows : r1;
-    for (int p = p0; p < p1; ++p)
-      for (int r = top; r < end;) {
-        int stop = (r / kTileRows + 1) * kTileRows, left = (stop < end ? stop : end) - r;
-        constexpr int most = most_rows<T>();
-        if (left > most) left = most;
-        row_block<T, most>(left, w, p, a, r, y, ldy);
-        r += left;
-      }
+    int end = top + kRows < r1 ? top + kRows : r1, p = p0;
+    if constexpr (most_rows_of_two<T>() > 0)
+      if (end - top >= SLIP_LEAST_OF_TWO)
+        for (; p + 2 <= p1; p += 2) panels<T, 2, most_rows_of_two<T>()>(w, p, a, top, end, y, ldy);
+    for (; p < p1; ++p) panels<T, 1, most_rows<T>()>(w, p, a, top, end, y, ldy);
   }
 }
 

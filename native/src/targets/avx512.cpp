@@ -4,6 +4,8 @@ using namespace slip;
 #define SLIP_PREFETCH 4608
 #define SLIP_PREFETCH_ROWS 8
 #define SLIP_ROWS 8
+#define SLIP_ROWS_OF_TWO 4
+#define SLIP_LEAST_OF_TWO 24
 #ifdef SLIP_EMULATE
 #include "../vec/emulated.hpp"
 #endif

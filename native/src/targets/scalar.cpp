@@ -4,6 +4,8 @@ using namespace slip;
 #define SLIP_PREFETCH 0
 #define SLIP_PREFETCH_ROWS 0
 #define SLIP_ROWS 4
+#define SLIP_ROWS_OF_TWO 0
+#define SLIP_LEAST_OF_TWO 0
 #include "../vec/scalar.hpp"
 #include "../kernels/math.inl"
 #include "../kernels/rows.inl"
