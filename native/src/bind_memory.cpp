@@ -51,6 +51,12 @@ Memory allocate(size_t bytes, bool huge_pages) {
   return handed_out(region, bytes);
 }
 
+// Give memory that was allocated here back to the system; it reads as zeros from now on.
+void decommit(nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
+  if ((uintptr_t)data.data() % kHuge) throw std::invalid_argument("only what was allocated as a whole can be given back");
+  madvise(data.data(), whole_pages(data.size()), MADV_DONTNEED);
+}
+
 [[noreturn]] void throw_errno(int problem, const std::string& path) {
   errno = problem;
   PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
@@ -114,6 +120,7 @@ uint64_t checksum(Array<uint8_t> data) {
 
 void bind_memory(nb::module_& m) {
   m.def("allocate", &allocate, nb::arg("bytes"), nb::arg("huge_pages") = true);
+  m.def("decommit", &decommit, nb::arg("data"));
   m.def("map_file", &map_file, nb::arg("path"), nb::arg("offset"), nb::arg("bytes"));
   m.def("mapped_huge", &mapped_huge, nb::arg("data"));
   m.def("checksum", &checksum, nb::arg("data"), nb::call_guard<nb::gil_scoped_release>());

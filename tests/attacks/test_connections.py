@@ -41,6 +41,46 @@ class Test9Connections:
         with tenants.client() as http:
             assert http.get("/health").status_code == 200
 
+    def test_slow_heads_hold_up_nobody(self, tenants: Server) -> None:
+        """A hundred heads that drip while others are served."""
+        host, port = tenants.url.removeprefix("http://").split(":")
+        dripping = [socket.create_connection((host, int(port)), timeout=10) for _ in range(100)]
+        try:
+            for letter in b"POST /v1/completions HTTP/1.1":
+                for connection in dripping:
+                    connection.sendall(bytes([letter]))
+                if letter in b" ":
+                    with tenants.client() as http:
+                        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=5)
+                        assert answer.status_code == 200
+        finally:
+            for connection in dripping:
+                connection.close()
+
+    def test_a_storm_of_disconnects_leaves_nothing(self, tenants: Server) -> None:
+        """Clients that ask for long answers and are gone, at whatever stage: nothing runs for them, nothing is held."""
+        host, port = tenants.url.removeprefix("http://").split(":")
+        body = b'{"prompt": "x", "max_tokens": 300, "stream": true, "ignore_eos": true, "n": 2}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode()
+        request = head + f"\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        engine = tenants.engine_pid()
+        for index in range(150):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(request[: len(request) * (1 + index % 5) // 5])
+                if index % 10 == 4:
+                    connection.recv(200)
+        end = time.monotonic() + 20
+        with tenants.client() as http:
+            while time.monotonic() < end:
+                text = http.get("/metrics").text
+                if all(f'vllm:num_requests_{what}{{model_name="tiny"}} 0.0' in text for what in ("running", "waiting")):
+                    break
+                time.sleep(0.1)
+            else:
+                raise AssertionError(text)
+            assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert tenants.engine_pid() == engine
+
     def test_many_small_parts_do_not_grow(self, tenants: Server) -> None:
         """A body of parts of text, as many as fit: read in time that grows with its size, no faster."""
         parts = [{"type": "text", "text": "a"} for _ in range(20_000)]

@@ -37,5 +37,7 @@ def test_restart(tiny_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "restart.json"
     done = run("bench", "restart", str(tiny_gguf), "--prompt", "300", "--turns", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert json.loads(out.read_text())["stored_bytes"] > 0
+    found = json.loads(out.read_text())
+    assert found["stored_bytes"] > 0
+    assert 200 < found["cached_tokens"] < 300
     assert "| prefix store, " in run("bench", "table", str(tmp_path)).stdout

@@ -18,7 +18,7 @@ from slipstream.engine.flight import Flight
 from slipstream.engine.foresight import foresee
 from slipstream.errors import UsageError
 from slipstream.kernels.backend import StepOutput, StepSeconds
-from slipstream.kernels.native import _native
+from slipstream.kernels.native import NativeExecutable, _native
 from slipstream.program import CacheGroup, CacheSpec, GroupKind, KVFormat, Rows, SpanShape, StepShape
 from slipstream.program.op_classes import OP_CLASSES
 from slipstream.program.sampling import Draw, DrawColumns, SamplingParams
@@ -321,3 +321,22 @@ def test_counters_count_or_say_why_not() -> None:
     data = np.zeros(1 << 22)
     count = count_bytes(lambda: data.fill(1.0))
     assert (count.nbytes is None) == bool(count.reason)
+
+
+def test_a_fit_leaves_no_memory_behind(tiny_gguf: Path) -> None:
+    """The blocks that its steps wrote are the system's again, and read as zeros."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    model = load_model(str(tiny_gguf), LoadOptions(max_len=512, sequences=600, threads=1))
+    executable = model.executable
+    assert isinstance(executable, NativeExecutable)
+    size = model.blocks * model.cache.bytes_per_block
+    assert size > 60e6
+    before = resident()
+    executable.touch_blocks(np.arange(model.blocks, dtype=np.int32))
+    assert resident() - before > 0.9 * size
+    fit_cost(model, quick=True)
+    assert resident() - before < 0.3 * size
+    assert not executable.operands.cache.data.any()

@@ -1,64 +1,56 @@
-"""What a known beginning is worth after a restart: the time to the first token, over that of a cold one."""
+"""What a known beginning is worth after a restart: the time to the first token, over that of a cold one.
+
+Each turn starts a server on an empty store, asks it, ends it, starts another on what that one left, and asks again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.load import ask
 from slipstream.bench.machine import spread
-from slipstream.engine import Engine, Model
-from slipstream.errors import UsageError
-from slipstream.kernels.native import NativeExecutable
-from slipstream.kvcache import Shelf
-from slipstream.program.sampling import SamplingParams
-from slipstream.roofline.cost import CostModel
+from slipstream.bench.serve import VOCABULARY, server
+from slipstream.errors import SlipstreamError
 
-MOST_BYTES = 4 << 30
+WARM_UP, ANSWER = 32, 2
+"""Tokens of a prompt of another beginning, so that no first step is measured, and of the answers."""
 
 
-def measure(model: Model, cost: CostModel, prompt: int, turns: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """Keys: ratio (spread), cold_seconds, known_seconds, stored_bytes. Every turn begins with empty engines."""
-    executable = model.executable
-    if not isinstance(executable, NativeExecutable):
-        raise UsageError("only the native backend keeps cached blocks")
+def measure(
+    model: str, options: Sequence[str], prompt: int, turns: int, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    """Keys: restart (the ratio), cold_seconds, known_seconds (spreads), prompt_tokens, cached_tokens, stored_bytes."""
     rng = random.Random(0)
-    tokens = [rng.randrange(model.config.vocabulary) for _ in range(prompt)]
-    ratios, cold, known, size = [], [], [], 0
-    with tempfile.TemporaryDirectory() as folder:
 
-        def engine() -> tuple[Engine, Shelf]:
-            shelf = Shelf(Path(folder), MOST_BYTES, executable.operands.cache.block_bytes, "bench")
-            made = Engine(model, cost)
-            made.keep_blocks(shelf)
-            return made, shelf
+    def fresh(length: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(length)]
 
-        first, shelf = engine()
-        _first_token(first, tokens)
-        while first.shelving:
-            first.shelve()
-        size = shelf.bytes
-        for turn in range(turns):
-            took = {}
-            for name in ("cold", "known")[:: 1 if turn % 2 else -1]:
-                took[name] = _first_token(Engine(model, cost) if name == "cold" else engine()[0], tokens)
-            cold.append(took["cold"])
-            known.append(took["known"])
-            ratios.append(took["known"] / took["cold"])
-            progress(turn + 1)
+    cold, known, cached, size = [], [], 0, 0
+    for turn in range(turns):
+        tokens = fresh(prompt)
+        with tempfile.TemporaryDirectory() as folder:
+            store = [*options, "--prefix-store", folder]
+            cold.append(_first_token(model, store, fresh(WARM_UP), tokens)[0])
+            size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+            took, cached = _first_token(model, store, fresh(WARM_UP), tokens)
+            if not cached:
+                raise SlipstreamError("the second server knew nothing of the prompt: is the disk full?")
+            known.append(took)
+        progress(turn + 1)
     return {
-        "restart": spread(ratios), "cold_seconds": spread(cold), "known_seconds": spread(known),
-        "prompt_tokens": prompt, "stored_bytes": size,
+        "restart": spread([k / c for k, c in zip(known, cold, strict=True)]), "cold_seconds": spread(cold),
+        "known_seconds": spread(known), "prompt_tokens": prompt, "cached_tokens": cached, "stored_bytes": size,
     }  # fmt: skip
 
 
-def _first_token(engine: Engine, tokens: list[int]) -> float:
-    begun = time.perf_counter()
-    number = engine.add(tokens, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
-    took = 0.0
-    for _ in engine.run(number):
-        took = took or time.perf_counter() - begun
-    return took
+def _first_token(model: str, options: Sequence[str], other: list[int], prompt: list[int]) -> tuple[float, int]:
+    """(seconds to the first token of a fresh server, tokens of the prompt that it knew)."""
+    with server(model, options) as running:
+        asyncio.run(ask(running.at, other, ANSWER))
+        sample = asyncio.run(ask(running.at, prompt, ANSWER))
+    return sample.ttft, sample.cached_tokens

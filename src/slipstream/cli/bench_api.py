@@ -64,17 +64,15 @@ def restart(
     quantization: Quantization = "none",
     threads: Threads = None,
 ) -> None:
-    """The time to the first token of a prompt that was known before a restart, over that of a cold one."""
+    """The time to the first token of a prompt that a server knew before it was restarted, over that of a cold one."""
     from slipstream.bench.restart import measure
-    from slipstream.engine import load_model
-    from slipstream.engine.cost import cost_model
 
     if prompt < 64 or turns < 1:
         raise UsageError("--prompt is at least 64, --turns at least 1")
-    options = load_options(prompt + 64, "bf16", quantization, threads, "native")
+    load_options(None, "bf16", quantization, threads, "native")  # says what is wrong before a server does
+    options = ["--quantization", quantization, *(["--threads", str(threads)] if threads else [])]
     with progress_bar() as bar:
-        loaded = load_model(model, options, bar)
-        result = measure(loaded, cost_model(loaded), prompt, turns, lambda n: bar("measuring", n, turns))
+        result = measure(model, options, prompt, turns, lambda n: bar("turns of two servers", n, turns))
     result = {"model": model, **result}
     report(result, json_output, out)
     if not json_output:

@@ -125,7 +125,9 @@ def fit_cost(model: Model, progress: Progress | None = None, *, quick: bool = Fa
                 too_long = len(rows)
             if progress:
                 progress(round(100 * min(time.perf_counter() - begun, budget)), round(100 * budget))
-    return fit(observations, 0.0 if quick else _copy_seconds(model))
+    copy = 0.0 if quick else _copy_seconds(model)
+    model.executable.forget_blocks()  # of a large cache these are gigabytes
+    return fit(observations, copy)
 
 
 def _copy_seconds(model: Model) -> float:

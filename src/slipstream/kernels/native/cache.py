@@ -56,6 +56,10 @@ class CacheArena:
         """Write over blocks: memory that was never written reads as one page of zeros, and much too fast."""
         self.data.reshape(-1, self.block_bytes)[blocks] = 0
 
+    def decommit(self) -> None:
+        """Give all memory back to the system until it is written again."""
+        _native.decommit(self.data)
+
 
 def _place(group: CacheGroup, at: int) -> tuple[LayerPlace, int]:
     """A layer's place from byte `at` of a block, and where the next one begins."""

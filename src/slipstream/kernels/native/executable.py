@@ -224,6 +224,10 @@ class NativeExecutable:
         """Commit blocks (their content is lost), so that what reads them can be timed."""
         self.operands.cache.touch(blocks)
 
+    def forget_blocks(self) -> None:
+        """Give the memory of all blocks back to the system; what they hold is lost. No step may be running."""
+        self.operands.cache.decommit()
+
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy blocks, pairs [n, 2] of (from, to) in order: at once, or before the next step if one is running."""
         self._copies = np.concatenate([self._copies, pairs])

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 MAGIC = b"SLIPPACK"
 ALIGNMENT = 4096
 HUGE_PAGE = 2 << 20
-MAPPED_WHOLE = 0.9
+MAPPED_WHOLE = 0.75
 """Share of the weights in huge pages that is as good as all of them."""
 KEEP = 8
 """Packed models kept; the one used longest ago goes first."""
@@ -71,23 +72,35 @@ class PackCache:
                 sums = self._read_header(file, size)
                 if sums is None or file.tell() != HUGE_PAGE or os.fstat(file.fileno()).st_size != HUGE_PAGE + size:
                     return None
-            data = _native.map_file(str(self.path), HUGE_PAGE, size)
+            mapped = _native.map_file(str(self.path), HUGE_PAGE, size)
         except OSError:
             return None
+        if not self._sound(mapped, parts, sums):
+            log.warning("packed weights %s are damaged; packing again", self.path)
+            return None
+        os.utime(self.path)
+        huge = _native.mapped_huge(mapped)
+        if size < HUGE_PAGE or huge >= MAPPED_WHOLE * size:
+            return mapped
+        copied = _native.allocate(size)
+        copied[:] = mapped
+        del mapped
+        if huge:
+            self._let_go()
+        return copied
 
-        def sound(part: tuple[str, tuple[int, int]]) -> bool:
+    def _sound(self, data: Bytes, parts: Mapping[str, tuple[int, int]], sums: Mapping[str, int]) -> bool:
+        def same(part: tuple[str, tuple[int, int]]) -> bool:
             name, (offset, nbytes) = part
             return bool(sums.get(name) == _native.checksum(data[offset : offset + nbytes]))
 
         with ThreadPoolExecutor(self.threads) as threads:
-            if not all(threads.map(sound, parts.items())):
-                log.warning("packed weights %s are damaged; packing again", self.path)
-                return None
-        os.utime(self.path)
-        if size >= HUGE_PAGE and _native.mapped_huge(data) < MAPPED_WHOLE * size:
-            mapped, data = data, _native.allocate(size)
-            data[:] = mapped
-        return data
+            return all(threads.map(same, parts.items()))
+
+    def _let_go(self) -> None:
+        """Let the system forget what it holds of the file, partly in small pages: read anew, they will be huge."""
+        with suppress(OSError), self.path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def save(self, data: Bytes, parts: Mapping[str, tuple[int, int]]) -> None:
         """Write the file whole or not at all."""
