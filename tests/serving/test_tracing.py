@@ -85,8 +85,9 @@ def test_a_server_exports_its_spans(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "tests")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
-    with running.client(headers={"Authorization": f"Bearer {KEY}", "traceparent": PARENT}) as http:
-        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 3, "ignore_eos": True})
+    body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
+    with running.client() as http:
+        answer = http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
     assert answer.status_code == 200
     stop(running)
     end = time.monotonic() + 10
