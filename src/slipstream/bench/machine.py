@@ -14,6 +14,7 @@ from typing import Any
 from slipstream import __version__
 from slipstream.errors import UsageError
 from slipstream.kernels.native import NativeExecutable, _native
+from slipstream.roofline.probe import processor_name
 
 
 def native_only(executable: object) -> NativeExecutable:
@@ -25,11 +26,8 @@ def native_only(executable: object) -> NativeExecutable:
 
 def machine() -> dict[str, Any]:
     """Processor, cores in use, memory, instruction set."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": names[0] if names else platform.processor(),
+        "processor": processor_name(),
         "cores": _native.usable_cores(),
         "isa": _native.isa(),
         "isas": _native.available_isas(),

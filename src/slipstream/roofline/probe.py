@@ -115,13 +115,16 @@ class Probe:
 
 
 def processor_name() -> str:
-    """The processor as the system names it."""
+    """The processor as the system names it, with its family and model: virtual machines often say the brand only."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    name = fields.get("model name") or platform.machine()
+    if "cpu family" not in fields:
+        return name
+    return f"{name} (family {fields['cpu family']}, model {fields.get('model', '?')})"
 
 
 def cache_sizes() -> dict[str, int]:
