@@ -106,10 +106,19 @@ BOMBS: dict[str, Any] = {
     "lookahead": {"type": "string", "pattern": "(?=a)b"}, "no schema": [1, 2], "a text": "not JSON",
     "a long pattern": {"type": "string", "pattern": "a" * 100_000},
     "all at once": {"allOf": [{"anyOf": [{"minLength": n}, {"maxLength": n}]} for n in range(40)]},
+    "near the bounds: objects": {
+        "type": "object",
+        "properties": {f"property_{n}": {"type": "string", "pattern": "[a-z]{1,60}"} for n in range(1500)},
+    },
+    "near the bounds: choices": {
+        "anyOf": [{"type": "object", "properties": {f"k{n}": {"enum": ["a", "b"]}}, "required": [f"k{n}"]}
+                  for n in range(1200)],
+    },
+    "near the bounds: texts": {"enum": [f"value {n}" for n in range(9000)]},
 }  # fmt: skip
 
 
-HARMLESS = {"a circle", "a circle of two", "exponential"}
+HARMLESS = {"a circle", "a circle of two", "exponential", *(name for name in BOMBS if name.startswith("near"))}
 """What can be kept to after all."""
 
 
