@@ -55,6 +55,11 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path
     assert found["held_out"]["answers"] == 6
     tags = found["replayed"]["mine"]
     assert tags.keys() == {"", "tag0", "tag1"}
+    for entry in found["served"]["contenders"].values():
+        assert entry["tags"].keys() == {"tag0", "tag1"}
+        assert sum(one["accepted"] for one in entry["tags"].values()) == entry["accepted"]
+        assert min(one["tok_s"] for one in entry["tags"].values()) <= entry["tok_s"]
+    assert "tag tag1: S plain 1.00" in measured.stdout
     low, high = tags[""]["interval"]
     assert low <= tags[""]["tau"] <= high
     assert figure.read_text().startswith("<svg")

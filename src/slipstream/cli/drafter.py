@@ -192,6 +192,10 @@ def _table(report: dict[str, Any]) -> None:
     for tag in sorted({tag for entry in report["replayed"].values() for tag in entry if tag}):
         said = ", ".join(f"{name} {e[tag]['tau']:.2f}" for name, e in report["replayed"].items() if tag in e)
         print(f"tag {tag}: tau {said}")
+        contenders = report["served"]["contenders"].items()
+        by_tag = [f"{name} {e['tags'][tag]['speedup']:.2f}" for name, e in contenders if tag in e.get("tags", {})]
+        if by_tag:
+            print(f"tag {tag}: S {', '.join(by_tag)}")
     costs = report["costs"]
     print(
         f"verifying {report['draft_len']} drafts takes {costs['verify_cost']:.2f} steps of one row, drafting them "

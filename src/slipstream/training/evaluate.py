@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,14 @@ class Served:
     def rate(self) -> float:
         """Tokens a second after each answer's first."""
         return sum(self.tokens) / max(sum(self.seconds), 1e-9)
+
+    def add(self, other: Served) -> None:
+        """Add what others came to."""
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+        self.drafts.merge(other.drafts)
+        self.spent, self.plain = self.spent + other.spent, self.plain + other.plain
+        self.predicted += other.predicted
 
 
 class Always(Controller):
@@ -161,7 +170,8 @@ def served_in_turns(
     """The examples' prompts answered with each contender in turn, so that all have the machine's good and bad moments.
 
     Keys: identical (whether all answers are those of plain decoding), and by contender tok_s, speedup with its
-    interval, speedup_predicted, tau, acceptance_by_position, drafted, accepted.
+    interval, speedup_predicted, tau, acceptance_by_position, drafted, accepted; where there are several tags, the same
+    in `tags` by tag.
     """
     engine = Engine(model, cost, prefix_cache=False, ahead=False)
     controllers = {contender.name: contender.controller() for contender in contenders}
@@ -169,7 +179,7 @@ def served_in_turns(
         for drafter in contender.drafters:
             if drafter.name == "suffix":
                 replay(drafter, earlier, 1)
-    served = {contender.name: Served() for contender in contenders}
+    served: dict[str, dict[str, Served]] = {contender.name: defaultdict(Served) for contender in contenders}
     identical = True
     for number, example in enumerate(examples):
         start, stop = example.spans[-1]
@@ -178,21 +188,32 @@ def served_in_turns(
         turn = number % len(contenders)
         for contender in (*contenders[turn:], *contenders[:turn]):
             engine.use(controllers[contender.name])
-            answers[contender.name] = _answer(engine, list(example.tokens[:start]), params, served[contender.name])
+            answers[contender.name], came = _answer(engine, list(example.tokens[:start]), params)
+            for tag in {"", example.tag}:
+                served[contender.name][tag].add(came)
         identical &= len(set(map(tuple, answers.values()))) == 1
         progress("serving in turns", number + 1, len(examples))
     engine.use(None)
     plain = served[contenders[0].name]
+
+    def report(contender: Contender, tag: str) -> dict[str, Any]:
+        foresees = bool(contender.drafters) and not contender.always
+        return _report(served[contender.name][tag], plain[tag], foresees=foresees)
+
+    tags = sorted(tag for tag, found in plain.items() if tag and found.tokens)
     return {
         "identical": identical,
         "answers": len(examples),
         "contenders": {
-            c.name: _report(served[c.name], plain, foresees=bool(c.drafters) and not c.always) for c in contenders
+            c.name: report(c, "") | ({"tags": {tag: report(c, tag) for tag in tags}} if len(tags) > 1 else {})
+            for c in contenders
         },
-    }  # fmt: skip
+    }
 
 
-def _answer(engine: Engine, prompt: list[int], params: SamplingParams, served: Served) -> list[int]:
+def _answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], Served]:
+    """(tokens, what they took)."""
+    served = Served()
     pace = engine.controller.pace if engine.controller is not None else None
     before = (pace.spent, pace.plain, pace.predicted) if pace is not None else (0.0, 0.0, 0.0)
     number = engine.add(prompt, params)
@@ -206,7 +227,7 @@ def _answer(engine: Engine, prompt: list[int], params: SamplingParams, served: S
         served.spent += pace.spent - before[0]
         served.plain += pace.plain - before[1]
         served.predicted += pace.predicted - before[2]
-    return tokens
+    return tokens, served
 
 
 def _report(found: Served, plain: Served, *, foresees: bool) -> dict[str, Any]:
