@@ -138,6 +138,27 @@ def weights(folder: Path) -> dict[str, Any]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout", "taps"),
+    [("eagle3", "eagle3", (0, 2)), ("eagle3", "eagle3", (2,)), ("eagle3", "speculators", (1,)),
+     ("dspark", "deepspec", (0, 1))],
+)  # fmt: skip
+def test_taps_of_ones_own(
+    kind: str, layout: Any, taps: tuple[int, ...], tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path
+) -> None:
+    """What was trained with them is read back with them, and drafts as it did in training."""
+    card = trained(tiny_gguf, tiny_traffic, tmp_path / "d", kind=kind, layout=layout, taps=taps, rounds=2)
+    assert card["taps"] == list(taps)
+    wanted = Speculative("folder", str(tmp_path / "d"), only=True)
+    _, controller = load_speculative(str(tiny_gguf), LoadOptions(max_rows=64, threads=1), wanted)
+    assert controller is not None
+    drafter: Any = controller.neural
+    assert drafter.needs.taps == taps
+    for wrong in ((2, 1), (0, 9), (0, 0)):
+        with pytest.raises(UsageError, match="--taps are rising numbers of layers, from 0 to 2"):
+            trained(tiny_gguf, tiny_traffic, tmp_path / "w", kind=kind, layout=layout, taps=wrong)
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])
 def test_the_same_seed_gives_the_same_weights(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
     layout: Any = "eagle3" if kind == "eagle3" else "speculators"

@@ -53,6 +53,9 @@ def train(
     draft_vocabulary: Annotated[
         int | None, typer.Option("--draft-vocabulary", help="Tokens of its head; default: 97 % of what is said.")
     ] = None,
+    taps: Annotated[
+        str, typer.Option("--taps", help="Layers whose inputs it reads, such as 2,15,27; default: the paper's three.")
+    ] = "",
     held_out: Annotated[
         float, typer.Option("--held-out", help="Share of the newest answers, never learned from.")
     ] = 0.1,
@@ -92,7 +95,10 @@ def train(
     options = TrainOptions(
         kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
         generic_share if generic is not None else 0.0, max_len, layout_for(kind, layout), start_from, threads,
+        _layers(taps),
     )  # fmt: skip
+    if options.layout == "eagle3" and options.taps[:1] == (1,):
+        raise UsageError("--taps that begin with 1 cannot be said in the layout eagle3: --layout speculators")
     which = Which(tag=tag, before=read_until(out))
     with TrafficStore(traffic, create=False) as store:
         records = list(store.records(which, newest_within(*store.count(which))))
@@ -128,6 +134,13 @@ def train(
         )
     print(f"measure it: slipstream drafter eval --model {model} --traffic {traffic} --drafter {out}")
     print(f"use it: slipstream serve {model} --speculative {_as_folder(out)}")
+
+
+def _layers(taps: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(tap) for tap in taps.split(",")) if taps else ()
+    except ValueError as error:
+        raise UsageError(f"--taps are numbers with commas between, not {taps!r}") from error
 
 
 @app.command("eval")

@@ -48,6 +48,8 @@ class Wanted:
     tokens: npt.NDArray[np.int32]
     examples: Sequence[Example]
     seed: int = 0
+    taps: tuple[int, ...] = ()
+    """The layers whose inputs it reads, if that is not to be chosen."""
 
     @property
     def ids(self) -> torch.Tensor:
@@ -115,7 +117,7 @@ class Eagle3Kind(Kind):
     family, by_token = "eagle3", ("lm_head.weight",)
 
     def __init__(self, wanted: Wanted):
-        self.config = eagle3_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes)
+        self.config = eagle3_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes, wanted.taps)
         module = Eagle3(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
         objective = Eagle3Objective(module, wanted.target, wanted.ids, UNROLL, DECAY, wanted.seed)
@@ -138,7 +140,9 @@ class DSparkKind(Kind):
 
     def __init__(self, wanted: Wanted):
         mask_token = mask_token_of(wanted.examples, wanted.target.config.vocabulary)
-        self.config = dspark_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token)
+        self.config = dspark_config(
+            wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token, wanted.taps
+        )
         module = self._drafter = DSpark(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
         objective = DSparkObjective(module, wanted.target, wanted.ids, wanted.seed)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.errors import UsageError
 from slipstream.models import ModelConfig
 from slipstream.models.rope import RopeConfig
 from slipstream.speculation.dspark_model import DSparkConfig
@@ -25,8 +26,14 @@ DSPARK_BLOCK, DSPARK_RANK = 7, 64
 VOCABULARIES = (1024, 2048, 4096, 8192, 16384, 32768)
 
 
-def taps_for(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a drafter reads: the paper's, or first, middle and last of a target that is not deep."""
+def taps_for(layers: int, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The layers whose inputs a drafter reads: those `wanted`, or the paper's, or first, middle and last of a target
+    that is not deep. Raises UsageError for layers that the target lacks.
+    """
+    if wanted:
+        if sorted(set(wanted)) != list(wanted) or not 0 <= wanted[0] <= wanted[-1] <= layers:
+            raise UsageError(f"--taps are rising numbers of layers, from 0 to {layers} (the last one's output)")
+        return wanted
     return default_taps(layers) if layers >= 6 else tuple(sorted({0, layers // 2, layers}))
 
 
@@ -46,12 +53,12 @@ def draft_vocabulary(
     return tokens
 
 
-def eagle3_config(target: ModelConfig, tokens: int, target_bytes: int) -> Eagle3Config:
+def eagle3_config(target: ModelConfig, tokens: int, target_bytes: int, taps: tuple[int, ...] = ()) -> Eagle3Config:
     """One layer of the shape of the target's; its MLP is as wide as leaves the drafter cheap enough."""
     for share in (1.0, 0.75, 0.5, 0.25):
         ffn = max(64, round(share * target.ffn / 64) * 64)
         config = Eagle3Config(
-            taps_for(target.layers), target.hidden, target.hidden, 1, target.heads, target.kv_heads,
+            taps_for(target.layers, taps), target.hidden, target.hidden, 1, target.heads, target.kv_heads,
             target.head_dim, ffn, target.vocabulary, tokens, target.norm_eps,
             RopeConfig(target.head_dim, target.rope.theta),
         )  # fmt: skip
@@ -60,12 +67,14 @@ def eagle3_config(target: ModelConfig, tokens: int, target_bytes: int) -> Eagle3
     return config
 
 
-def dspark_config(target: ModelConfig, tokens: int, target_bytes: int, mask_token: int) -> DSparkConfig:
+def dspark_config(
+    target: ModelConfig, tokens: int, target_bytes: int, mask_token: int, taps: tuple[int, ...] = ()
+) -> DSparkConfig:
     """Two layers of the target's shape, or one, with an MLP as wide as leaves the drafter cheap enough."""
     for layers, share in ((2, 1.0), (2, 0.5), (1, 1.0), (1, 0.5), (1, 0.25)):
         ffn = max(64, round(share * target.ffn / 64) * 64)
         config = DSparkConfig(
-            taps_for(target.layers), target.hidden, target.hidden, layers, target.heads, target.kv_heads,
+            taps_for(target.layers, taps), target.hidden, target.hidden, layers, target.heads, target.kv_heads,
             target.head_dim, ffn, target.vocabulary, tokens, target.norm_eps,
             RopeConfig(target.head_dim, target.rope.theta), (None,) * layers, "anchor", False, DSPARK_BLOCK, mask_token,
             0, "vanilla", DSPARK_RANK, True, True,

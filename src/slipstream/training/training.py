@@ -82,6 +82,7 @@ class TrainOptions:
     layout: Layout = "eagle3"
     start_from: Path | None = None
     threads: int | None = None
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ def train(
         torch.set_num_threads(options.threads)
     learned = [*prepared.own.train, *prepared.generic]
     size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
-    kind: Kind = KINDS[options.kind](Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed))
+    wanted = Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed, options.taps)
+    kind: Kind = KINDS[options.kind](wanted)
     if options.start_from is not None:
         kind.continue_from(options.start_from)
     layers = (*kind.taps, prepared.parts.config.layers)
@@ -271,7 +273,7 @@ def _name(prepared: Prepared, options: TrainOptions) -> str:
     """Names what is trained on what: everything but the schedule that decides the weights."""
     parts = (
         options.kind, prepared.fingerprint, data_fingerprint(prepared.own.train), data_fingerprint(prepared.generic),
-        options.generic_share, len(prepared.tokens), str(options.start_from or ""),
+        options.generic_share, len(prepared.tokens), str(options.start_from or ""), options.taps or "",
     )  # fmt: skip
     return " ".join(map(str, parts))
 
@@ -302,6 +304,7 @@ def _card(
         "left_out": prepared.left_out,
         "tags": sorted({example.tag for example in train}),
         "tokens_seen": curve.tokens[-1],
+        "taps": list(kind.taps),
         "draft_vocabulary": len(prepared.tokens),
         "draft_vocabulary_covers": coverage(prepared.own.held_out, prepared.tokens),
         "parameters": kind.parameters,
