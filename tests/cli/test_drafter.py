@@ -127,14 +127,20 @@ def test_deploy_and_watch(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -
         )  # fmt: skip
         assert renewed.returncode == 0, renewed.stderr
         (card,) = (tmp_path / "more").glob("*/training-card.json")
-        assert (card.parent / "eval.json").exists()
+        replayed = json.loads((card.parent / "eval.json").read_text())["replayed"]
+        mine = replayed.pop(card.parent.name)[""]
+        better = all(
+            mine["interval"][0] > other[""]["tau"] for other in replayed.values()
+        )  # a fast machine trains more
+        assert better or "not surely better" in renewed.stderr
         again = run(
             "drafter", "watch", *common, *at, "--once", "--auto", "--least-tokens", "1", "--out",
             str(tmp_path / "more"), "--json",
         )  # fmt: skip
         assert json.loads(again.stdout)["new_tokens"] == 0, "nothing has come since that one was trained"
         assert len(list((tmp_path / "more").iterdir())) == 1
-        shown = run("drafter", "deploy", *at, "--json")
-        assert json.loads(shown.stdout)["rollout"]["outcome"] is not None, "looking changes nothing"
+        rollout = json.loads(run("drafter", "deploy", *at, "--json").stdout)["rollout"]
+        assert rollout["candidate"] == str(card.parent if better else folder)
+        assert (rollout["outcome"] is None) == better, "looking changes nothing"
     finally:
         stop(server)

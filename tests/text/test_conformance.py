@@ -1,7 +1,8 @@
 """GGUF tokenizers against llama.cpp's own test pairs (ggml-vocab-*.gguf with .inp and .out).
 
-The vocabularies are not shipped: SLIPSTREAM_TEST_VOCABS names a folder that has them. For the default
-model, smollm2_pairs.json holds what llama.cpp makes of the same texts (llama-cpp-python 0.3.36).
+The vocabularies are not shipped: SLIPSTREAM_TEST_VOCABS names a folder that has them (models/ in llama.cpp, and below
+vendor/ in llama-cpp-python's source). For the default model, smollm2_pairs.json holds what llama.cpp makes of the same
+texts (llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.errors import UnsupportedModelError
 from slipstream.text import load_tokenizer
 from slipstream.text.template import ChatTemplate
 from slipstream.weights.gguf import read_gguf
 
 FOLDER = Path(os.environ.get("SLIPSTREAM_TEST_VOCABS", "nowhere"))
+UNSUPPORTED = {"ggml-vocab-bert-bge", "ggml-vocab-gemma-4"}
+"""Of models that are not run: what is said of them is one clear error."""
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("ggml-vocab-*.gguf")), ids=lambda p: p.stem)
 def test_pairs(path: Path) -> None:
+    if path.stem in UNSUPPORTED:
+        with pytest.raises(UnsupportedModelError, match="tokenizer"):
+            load_tokenizer(read_gguf(path))
+        return
     tokenizer = load_tokenizer(read_gguf(path))
     texts = path.with_suffix(".gguf.inp").read_text(encoding="utf-8").split(SEPARATOR)[:-1]
     lines = path.with_suffix(".gguf.out").read_text().splitlines()
-    assert len(texts) == len(lines) == 46
+    assert len(texts) == len(lines) >= 46
     for text, line in zip(texts, lines, strict=True):
         assert tokenizer.encode(text, add_bos=False) == [int(token) for token in line.split()], text
         assert tokenizer.decode(tokenizer.encode(text, add_bos=False)) == text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -19,7 +18,6 @@ from slipstream.training import idle
 from slipstream.training.drift import drift
 from slipstream.training.idle import run_when_idle
 from slipstream.training.remote import Server
-from tests.serving.conftest import start, stop
 
 
 def served(tag: str, chance: float, rng: random.Random) -> tuple[str, list[int]]:
@@ -102,35 +100,6 @@ def test_a_server_that_refuses_is_not_taken_for_a_busy_one(tmp_path: Path) -> No
 
 def test_a_command_that_fails_says_so() -> None:
     assert run_when_idle([sys.executable, "-c", "raise SystemExit(3)"], lambda: False)[0] == 3
-
-
-@pytest.mark.long
-def test_a_drafter_is_made_beside_a_server(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
-    """New traffic, so it is trained, measured, and deployed if it surely beats drafting from text; else it says so."""
-    running = start(tiny_gguf, "--threads", "1", "--kv-cache-gb", "0.01")
-    out = tmp_path / "drafters"
-    command = [sys.executable, "-m", "slipstream", "drafter", "watch", "--model", str(tiny_gguf), "--traffic"]
-    command += [str(tiny_traffic), "--url", running.url, "--auto", "--once", "--least-tokens", "1", "--budget", "5s"]
-    try:
-        done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        with running.client() as http:
-            rollout = http.get("/admin/drafter").json()["rollout"]
-    finally:
-        stop(running)
-    [folder] = out.iterdir()
-    assert json.loads((folder / "training-card.json").read_text())["answers"] > 0
-    replayed = json.loads((folder / "eval.json").read_text())["replayed"]
-    mine = replayed.pop(folder.name)[""]
-    assert replayed.keys() >= {"n-gram", "suffix"}
-    if all(mine["interval"][0] > other[""]["tau"] for other in replayed.values()):
-        assert rollout["candidate"] == str(folder)
-        assert rollout["stage"] == "shadow"
-    else:
-        assert rollout is None
-        assert "not surely better" in done.stderr
-    assert "train: ran" in done.stderr
-    assert "eval: ran" in done.stderr
 
 
 @pytest.mark.parametrize(
