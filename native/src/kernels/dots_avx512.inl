@@ -34,7 +34,7 @@ inline void dots(const uint8_t* sub, size_t stride, int, const int8_t* q, const 
   __m512i total[M][H], second[M][H];
   for (int m = 0; m < M; ++m)
     for (int h = 0; h < H; ++h) {
-      total[m][h] = _mm512_set1_epi32(halves ? -S.zero * (int16_t)pair[m] : -kOffset<S> * sum[m]);
+      total[m][h] = _mm512_set1_epi32(halves ? -S.zero * (int16_t)pair[m] : (int)((uint32_t)-kOffset<S> * (uint32_t)sum[m]));
       if constexpr (halves) second[m][h] = _mm512_set1_epi32(-S.zero * (pair[m] >> 16));
     }
   Quads<S> weights[H];

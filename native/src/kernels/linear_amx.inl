@@ -54,7 +54,8 @@ template <IntShape S> inline void unpack_group(const uint8_t* planes, uint8_t* o
   } else if constexpr (S.bits == 8) {
     for (int quad = 0; quad < 8; ++quad) _mm512_storeu_si512(out + quad * 64, _mm512_loadu_si512(planes + quad * 64));
   } else {
-    Quads<S> weights(planes);
+    Quads<S> weights;
+    weights.p = planes;
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) _mm512_storeu_si512(out + quad * 64, weights(quad));
   }

@@ -67,18 +67,18 @@ void prepare(const float* x, int k, int r, const Acts& a) {
     F peaks = set1f(0.0f);
     for (int i = 0; i < kGroup; i += W) peaks = maxf(peaks, absf(loadf(in + i)));
     const float peak = max_of(peaks), inverse = peak > 0 ? 127.0f / peak : 0.0f;
-    int32_t half[2] = {0, 0};
+    uint32_t half[2] = {0, 0};  // what is infinite becomes any number, and wraps
     size_t at = tile + (size_t)g * h;
     int8_t* q = a.q + at * kGroup;
     for (int i = 0; i < kGroup; i += W) {
       const I n = to_int(loadf(in + i) * set1f(inverse));
       store_i8(q + i, n);
-      half[i / 16] += sum_of(n);
+      half[i / 16] += (uint32_t)sum_of(n);
     }
     float scale = peak / 127.0f;
     a.scale[at] = scale;
-    a.sum[at] = half[0] + half[1];
-    a.mean[at] = scale * (float)(half[0] + half[1]);
+    a.sum[at] = (int32_t)(half[0] + half[1]);
+    a.mean[at] = scale * (float)a.sum[at];
     a.pair[at] = (int32_t)((uint32_t)(uint16_t)half[0] | (uint32_t)(uint16_t)half[1] << 16);
   }
 }

@@ -50,7 +50,16 @@ inline I load_i8(const void* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((
 inline void store_i8(void* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 inline float max_of(F a) { return _mm512_reduce_max_ps(a.v); }
 inline float first_of_all(F a) { return _mm512_cvtss_f32(a.v); }
-inline int32_t sum_of(I a) { return _mm512_reduce_add_epi32(a.v); }
+inline int32_t sum_of(I a) {
+#ifdef SLIP_EMULATE
+  return _mm512_reduce_add_epi32(a.v);
+#else  // the intrinsic adds signed numbers, which must not overflow
+  __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+#endif
+}
 inline void load_i8_pairs(const void* p, F& even, F& odd) {
   __m512i pairs = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
   even.v = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));

@@ -66,10 +66,10 @@ EMU float reduce_max_ps(Floats a) {
 }
 EMU float cvtss_f32(Floats a) { return _mm256_cvtss_f32(a.low); }
 EMU int32_t reduce_add_epi32(Ints a) {
-  int32_t lanes[16], total = 0;
+  uint32_t lanes[16], total = 0;
   storei(lanes, a);
-  for (int32_t lane : lanes) total += lane;
-  return total;
+  for (uint32_t lane : lanes) total += lane;
+  return (int32_t)total;
 }
 EMU Ints ternarylogic_epi32(Ints a, Ints b, Ints c, int table) {
   uint32_t x[16], y[16], z[16];
