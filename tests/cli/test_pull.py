@@ -25,7 +25,12 @@ def gguf(tmp_path: Path) -> bytes:
 
 
 def run(endpoint: str, home: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "SLIPSTREAM_HOME": str(home / "own")}
+    settings = {
+        "NO_PROXY": "127.0.0.1",
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home / "hf"),
+        "SLIPSTREAM_HOME": str(home / "own"),
+    }
     environment = {**os.environ, **settings, "HF_HUB_OFFLINE": str(int(offline)), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=120)
 
@@ -77,7 +82,7 @@ def test_a_folder_with_its_progress(tmp_path: Path, gguf: bytes) -> None:
     files = {"config.json": b"{}", "model.safetensors": gguf, "model.bin": gguf, "code.py": b"raise"}
     script = "from slipstream.weights.hub import fetch, verify; path = fetch('org/m', print); print(verify(path), path)"
     with Hub("org/m", files).serve() as endpoint:
-        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        environment = {**os.environ, "NO_PROXY": "127.0.0.1", "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         lines = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).splitlines()
     count, _, folder = lines[-1].partition(" ")
     assert count == "2"

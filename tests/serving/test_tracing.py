@@ -83,6 +83,7 @@ def test_a_server_exports_its_spans(
     address, posted = collector
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "tests")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
     body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
