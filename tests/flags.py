@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import typer
 
 from slipstream.cli.app import app
+from slipstream.cli.commands import Group
 
 ROOT = Path(__file__).parents[1]
 NAMED_SO = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
@@ -23,11 +23,13 @@ IN_THE_CORE = re.compile(r'getenv\("(\w+)"\)')
 
 def commands(command: click.Command | None = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     """(words after `slipstream`, command), in the order of --help."""
-    command = command or typer.main.get_command(app)
-    if not isinstance(command, click.Group):
+    command = command or app
+    if not isinstance(command, Group):
         yield " ".join(words), command
         return
-    for name, inner in command.commands.items():
+    for name in command.list_commands(None):
+        inner = command.get_command(None, name)
+        assert inner is not None
         yield from commands(inner, (*words, name))
 
 

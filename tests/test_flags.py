@@ -43,7 +43,7 @@ def test_every_json_is_described() -> None:
 @pytest.mark.parametrize(
     "source",
     ['os.environ["A_B"]', 'os.environ.get("A_B", "1")', 'os.getenv("A_B")', '"A_B" in os.environ',
-     'typer.Option(envvar="A_B")', 'NAMES = ("A_B",)\nany(os.environ.get(name) for name in NAMES)']
+     'Option(envvar="A_B")', 'NAMES = ("A_B",)\nany(os.environ.get(name) for name in NAMES)']
 )  # fmt: skip
 def test_a_variable_is_found_however_it_is_read(source: str) -> None:
     assert read_by(source) == {"A_B"}

@@ -34,20 +34,29 @@ bool has_amx() {
 #endif
 
 struct List {
-  const Kernels* table[4];
+  Kernels table[4];
   const char* names[4];
   int count = 0;
   void push(const Kernels& k) {
-    table[count] = &k;
+    table[count] = k;
     names[count++] = k.name;
   }
+#if defined(__x86_64__)
+  void push(const TileKernels& tiles, const Kernels& rest) {
+    push(rest);
+    Kernels& k = table[count - 1];
+    k.name = names[count - 1] = tiles.name;
+    k.linear = tiles.linear;
+    k.burn = tiles.burn;
+  }
+#endif
 };
 
 const List& available() {
   static const List list = [] {
     List l;
 #if defined(__x86_64__)
-    if (has_amx()) l.push(kAmxKernels);
+    if (has_amx()) l.push(kAmxKernels, kAvx512Kernels);
     if (has_avx512()) l.push(kAvx512Kernels);
     if (has_avx2()) l.push(kAvx2Kernels);
 #endif
@@ -63,7 +72,7 @@ const List& emulated() {
 #if defined(SLIP_EMULATED)
     if (has_avx2()) {
       l.push(kAvx512EmulatedKernels);
-      l.push(kAmxEmulatedKernels);
+      l.push(kAmxEmulatedKernels, kAvx512EmulatedKernels);
     }
 #endif
     return l;
@@ -92,7 +101,7 @@ const Kernels& select_kernels(const char* name) {
   std::string known;
   for (const List* list : {&available(), &emulated()})
     for (int i = 0; i < list->count; ++i) {
-      if (!strcmp(list->names[i], name)) return *(current() = list->table[i]);
+      if (!strcmp(list->names[i], name)) return *(current() = &list->table[i]);
       known += std::string(known.empty() ? "" : ", ") + list->names[i];
     }
   throw std::runtime_error("instruction set '" + std::string(name) + "' cannot run here; available: " + known);

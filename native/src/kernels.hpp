@@ -107,6 +107,13 @@ struct Kernels {
   double (*burn)(Arithmetic, long rounds);
 };
 
+// What AMX does in place of AVX-512, which does the rest.
+struct TileKernels {
+  const char* name;
+  decltype(Kernels::linear) linear;
+  decltype(Kernels::burn) burn;
+};
+
 // The kernels in use, chosen at load or by `select_kernels`; throws std::runtime_error if `name` is unknown or
 // cannot run here.
 const Kernels& kernels();
@@ -120,10 +127,10 @@ extern const Kernels kScalarKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAmxKernels;
+extern const TileKernels kAmxKernels;
 #if defined(SLIP_EMULATED)
 extern const Kernels kAvx512EmulatedKernels;
-extern const Kernels kAmxEmulatedKernels;
+extern const TileKernels kAmxEmulatedKernels;
 #endif
 #endif
 

@@ -216,19 +216,19 @@ void amx_bf16(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r1, fl
 }
 
 void linear_amx(const Matrix& w, int p0, int p1, const Acts& a, int r0, int r1, float* y, size_t ldy) {
-  if (r1 - r0 < kAmxRows || p1 <= p0 || r0 % kTileRows) return linear(w, p0, p1, a, r0, r1, y, ldy);
+  if (r1 - r0 < kAmxRows || p1 <= p0 || r0 % kTileRows) return SLIP_REST.linear(w, p0, p1, a, r0, r1, y, ldy);
   switch (w.format) {
 #define CASE(T) case Format::T: return amx_int<Format::T>(w, p0, p1, a, r0, r1, y, ldy);
     CASE(I4S) CASE(I4S64) CASE(I4S128) CASE(I4M) CASE(I4M64) CASE(I4M128) CASE(I4K)
     CASE(I5S) CASE(I5M) CASE(I5K) CASE(I6K) CASE(I8)
 #undef CASE
     case Format::BF16: return amx_bf16(w, p0, p1, a, r0, r1, y, ldy);
-    default: return linear(w, p0, p1, a, r0, r1, y, ldy);
+    default: return SLIP_REST.linear(w, p0, p1, a, r0, r1, y, ldy);
   }
 }
 
 double burn_amx(Arithmetic kind, long rounds) {
-  if (kind == Arithmetic::F32) return burn(kind, rounds);
+  if (kind == Arithmetic::F32) return SLIP_REST.burn(kind, rounds);
   alignas(64) static const uint8_t bytes[1024] = {};
   configure(16, 64, 16);
   _tile_zero(0);

@@ -12,6 +12,7 @@ using namespace slip;
 #include "../vec/avx512.hpp"
 #include "../kernels/math.inl"
 #include "../kernels/rows.inl"
+#include "../kernels/quads_avx512.inl"
 #include "../kernels/dots_avx512.inl"
 #include "../kernels/linear.inl"
 #include "../kernels/burn.inl"

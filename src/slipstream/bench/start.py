@@ -65,6 +65,7 @@ def measure(model: str, options: list[str], turns: int, progress: Progress | Non
     with tempfile.TemporaryDirectory() as home:
         folder = models_folder()
         environment = dict(os.environ) | {"SLIPSTREAM_HOME": home}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what pip installs has its bytecode
         if folder.is_dir():
             target = Path(home) / "data"
             target.mkdir()

@@ -1,77 +1,94 @@
-"""The `slipstream` program: its commands, and how errors leave it (2: wrong use, 1: failure)."""
+"""The `slipstream` program: its commands, where each is, and how errors leave it (2: wrong use, 1: failure)."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
+import click
 
-from slipstream.cli import (
-    bench,
-    bench_api,
-    bench_serving,
-    bench_spec,
-    ceiling,
-    chat,
-    collect_env,
-    drafter,
-    drafter_deploy,
-    explain,
-    generate,
-    levers,
-    probe,
-    pull,
-    quality,
-    run_batch,
-    serve,
-    traffic,
-)
+from slipstream.cli.commands import Group
 from slipstream.errors import SlipstreamError, UsageError
 
-app = typer.Typer(
-    help="An LLM inference engine that runs against its own ceiling.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+CLI = "slipstream.cli."
+bench = Group(
+    {
+        "decode": CLI + "bench:decode",
+        "prefill": CLI + "bench:prefill",
+        "cost": CLI + "bench:cost",
+        "start": CLI + "bench:start",
+        "peers": CLI + "bench:peers",
+        "host": CLI + "bench:host",
+        "table": CLI + "bench:results",
+        "serve": CLI + "bench_serving:serve",
+        "replay": CLI + "bench_serving:replay_trace",
+        "record": CLI + "bench_serving:record",
+        "structured": CLI + "bench_api:structured",
+        "restart": CLI + "bench_api:restart",
+        "spec": CLI + "bench_spec:spec",
+        "spec-prediction": CLI + "bench_spec:spec_prediction",
+    },
+    "Measure: decode and prefill against the ceiling, start, peers.",
 )
-app.command("pull")(pull.pull)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("probe")(probe.probe)
-app.command("ceiling")(ceiling.ceiling)
-app.command("levers")(levers.levers_command)
-app.command("explain")(explain.explain)
-app.command("serve")(serve.serve)
-app.command("quality")(quality.quality)
-app.command("run-batch")(run_batch.run_batch)
-app.command("collect-env")(collect_env.collect_env)
-bench.app.command("serve")(bench_serving.serve)
-bench.app.command("replay")(bench_serving.replay_trace)
-bench.app.command("record")(bench_serving.record)
-bench.app.command("structured")(bench_api.structured)
-bench.app.command("restart")(bench_api.restart)
-bench.app.command("spec")(bench_spec.spec)
-bench.app.command("spec-prediction")(bench_spec.spec_prediction)
-drafter.app.command("deploy")(drafter_deploy.deploy)
-drafter.app.command("watch")(drafter_deploy.watch)
-app.add_typer(bench.app, name="bench")
-app.add_typer(traffic.app, name="traffic")
-app.add_typer(drafter.app, name="drafter")
+traffic = Group(
+    {
+        "import": CLI + "traffic:import_",
+        "export": CLI + "traffic:export",
+        "stats": CLI + "traffic:stats",
+        "delete": CLI + "traffic:delete",
+    },
+    "Recorded answers: import, export, stats, delete.",
+)
+drafter = Group(
+    {
+        "train": CLI + "drafter:train",
+        "eval": CLI + "drafter:evaluate",
+        "list": CLI + "drafter:list_",
+        "deploy": CLI + "drafter_deploy:deploy",
+        "watch": CLI + "drafter_deploy:watch",
+    },
+    "Your own drafter: train, eval, deploy, watch, list.",
+)
+app = Group(
+    {
+        "pull": CLI + "pull:pull",
+        "generate": CLI + "generate:generate",
+        "chat": CLI + "chat:chat",
+        "probe": CLI + "probe:probe",
+        "ceiling": CLI + "ceiling:ceiling",
+        "levers": CLI + "levers:levers_command",
+        "explain": CLI + "explain:explain",
+        "serve": CLI + "serve:serve",
+        "quality": CLI + "quality:quality",
+        "run-batch": CLI + "run_batch:run_batch",
+        "collect-env": CLI + "collect_env:collect_env",
+        "bench": bench,
+        "traffic": traffic,
+        "drafter": drafter,
+    },
+    "An LLM inference engine that runs against its own ceiling.",
+    "slipstream",
+)
 
 
 def main() -> None:
     """Run, and turn errors into a line on standard error and an exit code."""
     try:
-        app()
+        app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except UsageError as error:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(2)
     except SlipstreamError as error:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
@@ -21,19 +20,16 @@ from slipstream.cli.options import (
 )
 from slipstream.errors import UsageError
 
-app = typer.Typer(help="Measure: decode and prefill against the ceiling, start, peers.", no_args_is_help=True)
-
-Turns = Annotated[int, typer.Option(help="Interleaved turns; figures are medians over them.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")]
+Turns = Annotated[int, Option(help="Interleaved turns; figures are medians over them.")]
+Out = Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")]
 
 
-@app.command()
 def decode(
     model: ModelArgument,
-    rows: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,2,4,8,16",
-    context: Annotated[int, typer.Option(help="Tokens already in the cache of each sequence.")] = 64,
+    rows: Annotated[str, Option(help="Sequences that decode together, comma-separated.")] = "1,2,4,8,16",
+    context: Annotated[int, Option(help="Tokens already in the cache of each sequence.")] = 64,
     turns: Turns = 9,
-    temperature: Annotated[float, typer.Option()] = 0.7,
+    temperature: Annotated[float, Option()] = 0.7,
     json_output: JsonOption = False,
     out: Out = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
@@ -60,10 +56,9 @@ def decode(
         _decode_table(result)
 
 
-@app.command()
 def prefill(
     model: ModelArgument,
-    tokens: Annotated[int, typer.Option(help="Length of the prompt.")] = 1024,
+    tokens: Annotated[int, Option(help="Length of the prompt.")] = 1024,
     turns: Turns = 5,
     json_output: JsonOption = False,
     out: Out = None,
@@ -92,7 +87,6 @@ def prefill(
         table(f"prefill of {tokens} tokens, {result['model']}, {result['isa']}", rows)
 
 
-@app.command()
 def cost(
     model: ModelArgument,
     json_output: JsonOption = False,
@@ -141,7 +135,6 @@ def cost(
         )
 
 
-@app.command()
 def start(
     model: ModelArgument,
     turns: Turns = 9,
@@ -172,12 +165,11 @@ def start(
         )
 
 
-@app.command()
 def peers(
     model: ModelArgument,
-    llama_cpp: Annotated[Path, typer.Option("--llama-cpp", help="The python of an environment with llama-cpp-python.")],
-    context: Annotated[int, typer.Option(help="Tokens in the cache when decoding.")] = 64,
-    prompt: Annotated[int, typer.Option(help="Length of the prompt for prefill.")] = 512,
+    llama_cpp: Annotated[Path, Option("--llama-cpp", help="The python of an environment with llama-cpp-python.")],
+    context: Annotated[int, Option(help="Tokens in the cache when decoding.")] = 64,
+    prompt: Annotated[int, Option(help="Length of the prompt for prefill.")] = 512,
     turns: Turns = 7,
     json_output: JsonOption = False,
     out: Out = None,
@@ -229,10 +221,9 @@ def peers(
         )
 
 
-@app.command()
 def host(
     model: ModelArgument,
-    sequences: Annotated[str, typer.Option(help="Sequences that decode together, comma-separated.")] = "1,16,64",
+    sequences: Annotated[str, Option(help="Sequences that decode together, comma-separated.")] = "1,16,64",
     json_output: JsonOption = False,
     out: Out = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
@@ -266,9 +257,8 @@ def host(
 _HOST = ("outside_kernels", "scheduling", "dispatch", "output", "hidden", "step")
 
 
-@app.command("table")
 def results(
-    folder: Annotated[Path, typer.Argument(help="A folder with recorded JSON results.")],
+    folder: Annotated[Path, Argument(help="A folder with recorded JSON results.")],
 ) -> None:
     """Print recorded results as a Markdown table."""
     from slipstream.bench.table import results_table

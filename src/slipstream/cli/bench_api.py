@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from slipstream.cli.bench import Out, report
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     MaxModelLen,
@@ -23,8 +22,8 @@ from slipstream.errors import UsageError
 
 def structured(
     model: ModelArgument,
-    count: Annotated[int, typer.Option("--schemas", help="Schemas, made at random.")] = 300,
-    seed: Annotated[int, typer.Option()] = 0,
+    count: Annotated[int, Option("--schemas", help="Schemas, made at random.")] = 300,
+    seed: Annotated[int, Option()] = 0,
     speculative: Speculation = "auto",
     json_output: JsonOption = False,
     out: Out = None,
@@ -57,8 +56,8 @@ def structured(
 
 def restart(
     model: ModelArgument,
-    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 2000,
-    turns: Annotated[int, typer.Option(help="Turns of a cold start and one that knows the prompt.")] = 7,
+    prompt: Annotated[int, Option(help="Tokens of the prompt.")] = 2000,
+    turns: Annotated[int, Option(help="Turns of a cold start and one that knows the prompt.")] = 7,
     json_output: JsonOption = False,
     out: Out = None,
     quantization: Quantization = "none",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from slipstream.cli.bench import Out, counts_of, report
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
@@ -25,14 +24,14 @@ from slipstream.errors import UsageError
 
 def serve(
     model: ModelArgument,
-    streams: Annotated[str, typer.Option(help="Streams side by side, comma-separated.")] = "1,16,64",
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
-    answer: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    streams: Annotated[str, Option(help="Streams side by side, comma-separated.")] = "1,16,64",
+    prompt: Annotated[int, Option(help="Tokens of each prompt.")] = 128,
+    answer: Annotated[int, Option(help="Tokens of each answer.")] = 128,
     beside: Annotated[
-        str | None, typer.Option(help="Address of another server with the same model: throughput of both, in turns.")
+        str | None, Option(help="Address of another server with the same model: throughput of both, in turns.")
     ] = None,
     precision_beside: Annotated[
-        str, typer.Option("--precision-beside", help="What the other one serves, for the record.")
+        str, Option("--precision-beside", help="What the other one serves, for the record.")
     ] = "not named",
     json_output: JsonOption = False,
     out: Out = None,
@@ -130,12 +129,12 @@ def _serve_beside(
 
 def replay_trace(
     model: ModelArgument,
-    trace: Annotated[Path, typer.Option(help="An Azure (CSV) or Mooncake (JSONL) trace.")],
-    requests: Annotated[int, typer.Option(help="How many of its requests.")] = 300,
-    scale: Annotated[float, typer.Option(help="Lengths are multiplied with it.")] = 0.125,
-    load: Annotated[float, typer.Option(help="Share of what the machine can do at most.")] = 0.7,
-    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to a good first token.")] = 1.0,
-    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds a good token takes.")] = 0.05,
+    trace: Annotated[Path, Option(help="An Azure (CSV) or Mooncake (JSONL) trace.")],
+    requests: Annotated[int, Option(help="How many of its requests.")] = 300,
+    scale: Annotated[float, Option(help="Lengths are multiplied with it.")] = 0.125,
+    load: Annotated[float, Option(help="Share of what the machine can do at most.")] = 0.7,
+    slo_ttft: Annotated[float, Option("--slo-ttft", help="Seconds to a good first token.")] = 1.0,
+    slo_tpot: Annotated[float, Option("--slo-tpot", help="Seconds a good token takes.")] = 0.05,
     json_output: JsonOption = False,
     out: Out = None,
     max_model_len: MaxModelLen = None,
@@ -186,10 +185,10 @@ def _server_options(
 
 def record(
     model: ModelArgument,
-    streams: Annotated[int, typer.Option(help="Streams side by side.")] = 16,
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 128,
-    answer: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    turns: Annotated[int, typer.Option(help="Turns of one server after the other.")] = 9,
+    streams: Annotated[int, Option(help="Streams side by side.")] = 16,
+    prompt: Annotated[int, Option(help="Tokens of each prompt.")] = 128,
+    answer: Annotated[int, Option(help="Tokens of each answer.")] = 128,
+    turns: Annotated[int, Option(help="Turns of one server after the other.")] = 9,
     json_output: JsonOption = False,
     out: Out = None,
     max_model_len: MaxModelLen = None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from slipstream.cli.bench import Out, report
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
@@ -30,30 +29,28 @@ OVERHEAD_PROMPTS = 8
 
 def spec(
     model: ModelArgument,
-    prompts: Annotated[Path, typer.Option("--prompts", help="JSON lines: Spec-Bench, HumanEval, OpenAI messages, …")],
+    prompts: Annotated[Path, Option("--prompts", help="JSON lines: Spec-Bench, HumanEval, OpenAI messages, …")],
     speculative: Speculation = "auto",
     verify: Verify = "exact",
-    limit: Annotated[int, typer.Option("--limit", help="Prompts of each category.")] = 8,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 128,
-    temperature: Annotated[float, typer.Option()] = 0.0,
-    streams: Annotated[int, typer.Option(help="Answers at a time; more than 1 measures throughput.")] = 1,
-    turns: Annotated[int, typer.Option(help="Turns of plain and drafted, with more than one stream.")] = 3,
+    limit: Annotated[int, Option("--limit", help="Prompts of each category.")] = 8,
+    max_tokens: Annotated[int, Option("--max-tokens")] = 128,
+    temperature: Annotated[float, Option()] = 0.0,
+    streams: Annotated[int, Option(help="Answers at a time; more than 1 measures throughput.")] = 1,
+    turns: Annotated[int, Option(help="Turns of plain and drafted, with more than one stream.")] = 3,
     drawing: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--drawing",
             help="How neural drafts are drawn for sampled answers: coupled (with the answer's noise) or likeliest.",
         ),
     ] = None,
     force_accept: Annotated[
         float | None,
-        typer.Option(
-            "--force-accept", help="Accept drafts with this chance, whatever they say: for measuring v and d."
-        ),
+        Option("--force-accept", help="Accept drafts with this chance, whatever they say: for measuring v and d."),
     ] = None,
     overheads: Annotated[
         bool,
-        typer.Option("--overheads", help="Measure too what a pass of the drafter and drafters with no draft cost."),
+        Option("--overheads", help="Measure too what a pass of the drafter and drafters with no draft cost."),
     ] = False,
     json_output: JsonOption = False,
     out: Out = None,
@@ -155,8 +152,8 @@ def _table(result: dict[str, Any]) -> None:
 
 def spec_prediction(
     model: ModelArgument,
-    acceptance: Annotated[float, typer.Option(help="Chance with which each draft is made to hold.")] = 0.8,
-    turns: Annotated[int, typer.Option(help="Turns of plain and drafted decoding in each cell.")] = 5,
+    acceptance: Annotated[float, Option(help="Chance with which each draft is made to hold.")] = 0.8,
+    turns: Annotated[int, Option(help="Turns of plain and drafted decoding in each cell.")] = 5,
     json_output: JsonOption = False,
     out: Out = None,
     kv_cache_dtype: KvCacheDtype = "bf16",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import JsonOption, progress_bar, table
 from slipstream.errors import UsageError
 from slipstream.roofline import Ceiling, Hardware, Setting, find_hardware, find_precision, find_source
@@ -18,17 +17,17 @@ from slipstream.roofline.speculation import ACCEPTANCES, DraftPlan, SpeculationR
 
 ShapeArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL|SHAPE",
         help="A GGUF file (its header is enough), config.json or its folder, a named shape, or a size such as 70b.",
     ),
 ]
-HardwareOption = Annotated[str, typer.Option("--hardware", help="auto (this machine) or a name of the catalogue.")]
-PrecisionOption = Annotated[str | None, typer.Option(help="Of the weights; default: as stored, else bf16.")]
-KvPrecisionOption = Annotated[str, typer.Option("--kv-precision", help="bf16, int8, fp8 …")]
-BatchOption = Annotated[int, typer.Option("--batch", help="Sequences that decode together.")]
-ContextOption = Annotated[int, typer.Option("--context", help="Tokens in the cache of each.")]
-DevicesOption = Annotated[int, typer.Option("--tp", help="Devices that share every layer.")]
+HardwareOption = Annotated[str, Option("--hardware", help="auto (this machine) or a name of the catalogue.")]
+PrecisionOption = Annotated[str | None, Option(help="Of the weights; default: as stored, else bf16.")]
+KvPrecisionOption = Annotated[str, Option("--kv-precision", help="bf16, int8, fp8 …")]
+BatchOption = Annotated[int, Option("--batch", help="Sequences that decode together.")]
+ContextOption = Annotated[int, Option("--context", help="Tokens in the cache of each.")]
+DevicesOption = Annotated[int, Option("--tp", help="Devices that share every layer.")]
 
 
 def the_hardware(name: str) -> Hardware:
@@ -61,8 +60,8 @@ def ceiling(
     batch: BatchOption = 1,
     context: ContextOption = 0,
     tp: DevicesOption = 1,
-    prompt: Annotated[int, typer.Option(help="Also the time to read a prompt of this length.")] = 0,
-    draft: Annotated[str | None, typer.Option(help="A drafter: tau=3.2,c=0.07,k=5[,o=0.02].")] = None,
+    prompt: Annotated[int, Option(help="Also the time to read a prompt of this length.")] = 0,
+    draft: Annotated[str | None, Option(help="A drafter: tau=3.2,c=0.07,k=5[,o=0.02].")] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Tokens a second that memory, arithmetic and links allow; needs no weights."""

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.generate import speculation_report, summary, timings_report
 from slipstream.cli.options import (
     Backend,
@@ -33,11 +32,11 @@ HELP = "/reset forgets the conversation, /save FILE writes it as JSON, /exit lea
 
 def chat(
     model: ModelArgument,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 1024,
-    temperature: Annotated[float, typer.Option()] = 0.7,
-    top_p: Annotated[float, typer.Option("--top-p")] = 0.95,
-    seed: Annotated[int | None, typer.Option()] = None,
+    system: Annotated[str | None, Option(help="System message.")] = None,
+    max_tokens: Annotated[int, Option("--max-tokens")] = 1024,
+    temperature: Annotated[float, Option()] = 0.7,
+    top_p: Annotated[float, Option("--top-p")] = 0.95,
+    seed: Annotated[int | None, Option()] = None,
     json_output: JsonOption = False,
     max_model_len: MaxModelLen = None,
     kv_cache_dtype: KvCacheDtype = "bf16",

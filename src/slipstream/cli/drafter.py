@@ -7,19 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import JsonOption, Threads, progress_bar, table
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.training.trainer import Progress
 
-app = typer.Typer(help="Your own drafter: train, eval, deploy, watch, list.", no_args_is_help=True)
 TRAINING_CARD = "training-card.json"
 
-Model = Annotated[str, typer.Option("--model", help="The target.")]
-Traffic = Annotated[Path, typer.Option("--traffic", help="A traffic file, as serve --record writes.")]
+Model = Annotated[str, Option("--model", help="The target.")]
+Traffic = Annotated[Path, Option("--traffic", help="A traffic file, as serve --record writes.")]
 
 
 def seconds_of(text: str) -> float:
@@ -35,41 +33,36 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-@app.command()
 def train(
     model: Model,
     traffic: Traffic,
-    out: Annotated[Path, typer.Option("--out", help="The drafter's folder; a stopped training goes on in it.")],
-    kind: Annotated[str, typer.Option("--kind", help="eagle3 or dspark.")] = "eagle3",
-    budget: Annotated[str, typer.Option("--budget", help="Time for it, such as 20m.")] = "20m",
+    out: Annotated[Path, Option("--out", help="The drafter's folder; a stopped training goes on in it.")],
+    kind: Annotated[str, Option("--kind", help="eagle3 or dspark.")] = "eagle3",
+    budget: Annotated[str, Option("--budget", help="Time for it, such as 20m.")] = "20m",
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="So many rounds in place of a budget: the same weights every time.")
+        int | None, Option("--rounds", help="So many rounds in place of a budget: the same weights every time.")
     ] = None,
     generic: Annotated[
-        Path | None, typer.Option("--generic", help="Another traffic file, against forgetting everything else.")
+        Path | None, Option("--generic", help="Another traffic file, against forgetting everything else.")
     ] = None,
-    generic_share: Annotated[float, typer.Option("--generic-share", help="Share of what is learned from it.")] = 0.1,
-    start_from: Annotated[Path | None, typer.Option("--from", help="A drafter's folder to begin with.")] = None,
+    generic_share: Annotated[float, Option("--generic-share", help="Share of what is learned from it.")] = 0.1,
+    start_from: Annotated[Path | None, Option("--from", help="A drafter's folder to begin with.")] = None,
     draft_vocabulary: Annotated[
-        int | None, typer.Option("--draft-vocabulary", help="Tokens of its head; default: 97 % of what is said.")
+        int | None, Option("--draft-vocabulary", help="Tokens of its head; default: 97 % of what is said.")
     ] = None,
     taps: Annotated[
-        str, typer.Option("--taps", help="Layers whose inputs it reads, such as 2,15,27; default: the paper's three.")
+        str, Option("--taps", help="Layers whose inputs it reads, such as 2,15,27; default: the paper's three.")
     ] = "",
-    held_out: Annotated[
-        float, typer.Option("--held-out", help="Share of the newest answers, never learned from.")
-    ] = 0.1,
-    tag: Annotated[str | None, typer.Option("--tag", help="Only traffic with this tag.")] = None,
-    layout: Annotated[
-        str, typer.Option("--layout", help="eagle3 or speculators; dspark: deepspec or speculators.")
-    ] = "",
-    max_len: Annotated[int, typer.Option("--max-len", help="Longer answers are cut.")] = 1024,
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1.5e-3,
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens")] = 512,
+    held_out: Annotated[float, Option("--held-out", help="Share of the newest answers, never learned from.")] = 0.1,
+    tag: Annotated[str | None, Option("--tag", help="Only traffic with this tag.")] = None,
+    layout: Annotated[str, Option("--layout", help="eagle3 or speculators; dspark: deepspec or speculators.")] = "",
+    max_len: Annotated[int, Option("--max-len", help="Longer answers are cut.")] = 1024,
+    learning_rate: Annotated[float, Option("--learning-rate")] = 1.5e-3,
+    batch_tokens: Annotated[int, Option("--batch-tokens")] = 512,
     round_tokens: Annotated[
-        int, typer.Option("--round-tokens", help="Tokens whose features are in memory at a time, a few times over.")
+        int, Option("--round-tokens", help="Tokens whose features are in memory at a time, a few times over.")
     ] = 16384,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, Option()] = 0,
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -143,23 +136,22 @@ def _layers(taps: str) -> tuple[int, ...]:
         raise UsageError(f"--taps are numbers with commas between, not {taps!r}") from error
 
 
-@app.command("eval")
 def evaluate(
     model: Model,
     traffic: Traffic,
-    drafter: Annotated[Path, typer.Option("--drafter", help="The drafter's folder.")],
+    drafter: Annotated[Path, Option("--drafter", help="The drafter's folder.")],
     against: Annotated[
-        list[Path], typer.Option("--against", help="Another drafter's folder, such as the present one; repeatable.")
+        list[Path], Option("--against", help="Another drafter's folder, such as the present one; repeatable.")
     ] = [],  # noqa: B006
-    tag: Annotated[str | None, typer.Option("--tag", help="Only traffic with this tag.")] = None,
+    tag: Annotated[str | None, Option("--tag", help="Only traffic with this tag.")] = None,
     everything: Annotated[
-        bool, typer.Option("--everything", help="All of the file, not only what is newer than the training's.")
+        bool, Option("--everything", help="All of the file, not only what is newer than the training's.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", help="The newest so many answers are replayed.")] = 400,
-    serve_limit: Annotated[int, typer.Option("--serve-limit", help="And so many of them served in turns.")] = 24,
-    draft_len: Annotated[int, typer.Option("--draft-len", help="Tokens of a draft in the replay.")] = 5,
-    figure: Annotated[Path | None, typer.Option("--figure", help="Write the picture to this file.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    limit: Annotated[int, Option("--limit", help="The newest so many answers are replayed.")] = 400,
+    serve_limit: Annotated[int, Option("--serve-limit", help="And so many of them served in turns.")] = 24,
+    draft_len: Annotated[int, Option("--draft-len", help="Tokens of a draft in the replay.")] = 5,
+    figure: Annotated[Path | None, Option("--figure", help="Write the picture to this file.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -222,9 +214,8 @@ def _table(report: dict[str, Any]) -> None:
         print(f"drafts depend on tokens that are not known yet: {report['leaks']}", file=sys.stderr)
 
 
-@app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(help="Where drafters are, one folder each.")] = Path("drafters"),
+    folder: Annotated[Path, Argument(help="Where drafters are, one folder each.")] = Path("drafters"),
     json_output: JsonOption = False,
 ) -> None:
     """Drafters in a folder: for which target, trained on what, what is to be expected of them."""

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import JsonOption, table
 from slipstream.errors import SlipstreamError, UsageError
 
@@ -24,22 +23,22 @@ if TYPE_CHECKING:
 WATCHED = 20_000
 """Answers, the newest ones, in which drift is looked for."""
 
-Url = Annotated[str, typer.Option("--url", help="The server's address.")]
-Key = Annotated[str | None, typer.Option("--api-key", help="A key that may; default: SLIPSTREAM_API_KEY.")]
+Url = Annotated[str, Option("--url", help="The server's address.")]
+Key = Annotated[str | None, Option("--api-key", help="A key that may; default: SLIPSTREAM_API_KEY.")]
 
 
 def deploy(
-    drafter: Annotated[str, typer.Argument(help="A drafter's folder; - is the one that is there.")] = "-",
+    drafter: Annotated[str, Argument(help="A drafter's folder; - is the one that is there.")] = "-",
     stage: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--stage",
             help="shadow: look on; canary: a share of answers; all; back: take it back. "
             "Default: shadow for a folder; without one, show how drafters fare.",
         ),
     ] = None,
-    share: Annotated[float, typer.Option("--share", help="Share of the answers in shadow and canary.")] = 0.1,
-    auto: Annotated[bool, typer.Option("--auto", help="From stage to stage by itself, when enough was seen.")] = False,
+    share: Annotated[float, Option("--share", help="Share of the answers in shadow and canary.")] = 0.1,
+    auto: Annotated[bool, Option("--auto", help="From stage to stage by itself, when enough was seen.")] = False,
     url: Url = "http://127.0.0.1:8000",
     api_key: Key = None,
     json_output: JsonOption = False,
@@ -57,21 +56,21 @@ def deploy(
 
 
 def watch(
-    model: Annotated[str, typer.Option("--model", help="The target.")],
-    traffic: Annotated[Path, typer.Option("--traffic", help="The traffic file that the server writes.")],
+    model: Annotated[str, Option("--model", help="The target.")],
+    traffic: Annotated[Path, Option("--traffic", help="The traffic file that the server writes.")],
     url: Url = "http://127.0.0.1:8000",
     api_key: Key = None,
     auto: Annotated[
         bool,
-        typer.Option("--auto", help="When drafts are accepted less: train, measure and deploy, in idle time only."),
+        Option("--auto", help="When drafts are accepted less: train, measure and deploy, in idle time only."),
     ] = False,
-    budget: Annotated[str, typer.Option("--budget", help="Time for a training.")] = "20m",
-    out: Annotated[Path, typer.Option("--out", help="Where trained drafters go, one folder each.")] = Path("drafters"),
+    budget: Annotated[str, Option("--budget", help="Time for a training.")] = "20m",
+    out: Annotated[Path, Option("--out", help="Where trained drafters go, one folder each.")] = Path("drafters"),
     least_tokens: Annotated[
-        int, typer.Option("--least-tokens", help="With --auto: train too when so many new tokens were recorded.")
+        int, Option("--least-tokens", help="With --auto: train too when so many new tokens were recorded.")
     ] = 500_000,
-    every: Annotated[float, typer.Option("--every", help="Seconds between two looks.")] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    every: Annotated[float, Option("--every", help="Seconds between two looks.")] = 60.0,
+    once: Annotated[bool, Option("--once", help="Look once, and end.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Watch how drafts fare by tag; with --auto, train anew in idle time and deploy what is better."""

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
@@ -28,17 +27,17 @@ PROMPT = "Write a short story about a lighthouse keeper who discovers an old map
 
 def explain(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Option("-p", "--prompt")] = PROMPT,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 128,
-    others: Annotated[int, typer.Option(help="Other requests that decode meanwhile.")] = 0,
+    prompt: Annotated[str, Option("-p", "--prompt")] = PROMPT,
+    max_tokens: Annotated[int, Option("--max-tokens")] = 128,
+    others: Annotated[int, Option(help="Other requests that decode meanwhile.")] = 0,
     foreign_prompt: Annotated[
-        int, typer.Option("--foreign-prompt", help="Other users' prompts of this length, one after another.")
+        int, Option("--foreign-prompt", help="Other users' prompts of this length, one after another.")
     ] = 0,
-    self_test: Annotated[bool, typer.Option("--self-test", help="Inject known losses and see whom it blames.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Also draw waterfall and roofline into this SVG file.")] = None,
-    prometheus: Annotated[bool, typer.Option("--prometheus", help="Print Prometheus series instead.")] = False,
+    self_test: Annotated[bool, Option("--self-test", help="Inject known losses and see whom it blames.")] = False,
+    plot: Annotated[Path | None, Option(help="Also draw waterfall and roofline into this SVG file.")] = None,
+    prometheus: Annotated[bool, Option("--prometheus", help="Print Prometheus series instead.")] = False,
     json_output: JsonOption = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
     max_model_len: MaxModelLen = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",

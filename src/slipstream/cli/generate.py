@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     Backend,
     JsonOption,
@@ -50,26 +49,26 @@ def parse_logit_bias(entries: list[str]) -> dict[int, float]:
 
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The prompt; - reads standard input.")],
-    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
-    system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
-    top_k: Annotated[int, typer.Option("--top-k", help="0: off.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p")] = 0.95,
-    min_p: Annotated[float, typer.Option("--min-p")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0,
-    logit_bias: Annotated[list[str], typer.Option("--logit-bias", help="TOKEN=BIAS, repeatable.")] = [],  # noqa: B006
-    stop: Annotated[list[str], typer.Option(help="Stop string, repeatable.")] = [],  # noqa: B006
-    min_tokens: Annotated[int, typer.Option("--min-tokens")] = 0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
-    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many tokens.")] = None,
-    n: Annotated[int, typer.Option("-n", help="Answers.")] = 1,
+    prompt: Annotated[str, Option("-p", "--prompt", help="The prompt; - reads standard input.")],
+    chat: Annotated[bool, Option("--chat", help="Use the model's chat template.")] = False,
+    system: Annotated[str | None, Option(help="System message, with --chat.")] = None,
+    max_tokens: Annotated[int, Option("--max-tokens")] = 256,
+    temperature: Annotated[float, Option(help="0 takes the likeliest token.")] = 0.7,
+    seed: Annotated[int | None, Option(help="Same seed, same answer.")] = None,
+    top_k: Annotated[int, Option("--top-k", help="0: off.")] = 0,
+    top_p: Annotated[float, Option("--top-p")] = 0.95,
+    min_p: Annotated[float, Option("--min-p")] = 0.0,
+    repetition_penalty: Annotated[float, Option("--repetition-penalty")] = 1.0,
+    presence_penalty: Annotated[float, Option("--presence-penalty")] = 0.0,
+    frequency_penalty: Annotated[float, Option("--frequency-penalty")] = 0.0,
+    logit_bias: Annotated[list[str], Option("--logit-bias", help="TOKEN=BIAS, repeatable.")] = [],  # noqa: B006
+    stop: Annotated[list[str], Option(help="Stop string, repeatable.")] = [],  # noqa: B006
+    min_tokens: Annotated[int, Option("--min-tokens")] = 0,
+    ignore_eos: Annotated[bool, Option("--ignore-eos")] = False,
+    logprobs: Annotated[int | None, Option(help="Log-probabilities of this many tokens.")] = None,
+    n: Annotated[int, Option("-n", help="Answers.")] = 1,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say before loading what to expect, and afterwards where the time went.")
+        bool, Option("--explain", help="Say before loading what to expect, and afterwards where the time went.")
     ] = False,
     json_output: JsonOption = False,
     max_model_len: MaxModelLen = None,

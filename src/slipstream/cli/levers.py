@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from slipstream.cli.ceiling import (
     HardwareOption,
     KvPrecisionOption,
@@ -16,6 +14,7 @@ from slipstream.cli.ceiling import (
     ShapeArgument,
     the_setting,
 )
+from slipstream.cli.commands import Option
 from slipstream.cli.options import JsonOption, progress_bar, table
 from slipstream.errors import UsageError
 from slipstream.roofline.levers import TERMS, Gain, levers, parse_own
@@ -23,17 +22,17 @@ from slipstream.roofline.levers import TERMS, Gain, levers, parse_own
 
 def levers_command(
     model: ShapeArgument,
-    at: Annotated[str, typer.Option("--at", help="BATCH,CONTEXT of the question.")] = "1,1024",
+    at: Annotated[str, Option("--at", help="BATCH,CONTEXT of the question.")] = "1,1024",
     hardware: HardwareOption = "auto",
     precision: PrecisionOption = None,
     kv_precision: KvPrecisionOption = "bf16",
     own: Annotated[
         list[str],
-        typer.Option("--own", help='Your own: "name: bytes=0.5,kv=1,bandwidth=1.2,operations=2" or tau, c, k.'),
+        Option("--own", help='Your own: "name: bytes=0.5,kv=1,bandwidth=1.2,operations=2" or tau, c, k.'),
     ] = [],  # noqa: B006
-    verify: Annotated[bool, typer.Option("--verify", help="Run those that exist here and compare.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Run those that exist here and compare.")] = False,
     json_output: JsonOption = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Sort optimisations by the term of the ceiling they touch; what does not help one user comes last."""
     batch, context = _at(at)

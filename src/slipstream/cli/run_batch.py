@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     JsonOption,
     MaxModelLen,
@@ -25,12 +24,12 @@ from slipstream.errors import UsageError
 
 def run_batch(
     model: ModelArgument,
-    source: Annotated[Path, typer.Option("--input", "-i", help="JSON lines: custom_id, url, body.")],
-    out: Annotated[Path, typer.Option("--output", "-o", help="Answers, a line each; a run that was stopped goes on.")],
+    source: Annotated[Path, Option("--input", "-i", help="JSON lines: custom_id, url, body.")],
+    out: Annotated[Path, Option("--output", "-o", help="Answers, a line each; a run that was stopped goes on.")],
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="What the requests call it; default: MODEL.")
+        str | None, Option("--served-model-name", help="What the requests call it; default: MODEL.")
     ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", help="Requests that are open at a time.")] = 128,
+    at_once: Annotated[int, Option("--at-once", help="Requests that are open at a time.")] = 128,
     max_model_len: MaxModelLen = None,
     quantization: Quantization = "none",
     threads: Threads = None,

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, overload
 
-import typer
-
+from slipstream.cli.commands import Option
 from slipstream.cli.options import (
     KvCacheDtype,
     MaxModelLen,
@@ -42,65 +41,65 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def serve(
     model: ModelArgument,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    host: Annotated[str, Option()] = "127.0.0.1",
+    port: Annotated[int, Option(help="0 takes a free one.")] = 8000,
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", help="What clients call it; default: MODEL.")
+        str | None, Option("--served-model-name", help="What clients call it; default: MODEL.")
     ] = None,
-    api_key: Annotated[list[str], typer.Option("--api-key", help="A key clients must show; repeatable.")] = [],  # noqa: B006
+    api_key: Annotated[list[str], Option("--api-key", help="A key clients must show; repeatable.")] = [],  # noqa: B006
     api_keys_file: Annotated[
-        Path | None, typer.Option("--api-keys-file", help="JSON of names, SHA-256 of keys, and limits.")
+        Path | None, Option("--api-keys-file", help="JSON of names, SHA-256 of keys, and limits.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve beyond this machine without keys.")] = False,
+    insecure: Annotated[bool, Option("--insecure", help="Serve beyond this machine without keys.")] = False,
     max_model_len: MaxModelLen = None,
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run at once.")] = 256,
+    max_num_seqs: Annotated[int, Option("--max-num-seqs", help="Sequences that run at once.")] = 256,
     kv_cache_gb: Annotated[
-        float | None, typer.Option("--kv-cache-gb", help="Memory for keys and values; default: what fits.")
+        float | None, Option("--kv-cache-gb", help="Memory for keys and values; default: what fits.")
     ] = None,
     kv_offload_gb: Annotated[
         float | None,
-        typer.Option("--kv-offload-gb", help="Memory beside it for preempted sequences; default: what fits."),
+        Option("--kv-offload-gb", help="Memory beside it for preempted sequences; default: what fits."),
     ] = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,
-    no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching")] = False,
+    no_prefix_caching: Annotated[bool, Option("--no-prefix-caching")] = False,
     prefix_store: Annotated[
         str | None,
-        typer.Option("--prefix-store", help="Keep cached prefixes on disk, across restarts: FOLDER[,gb=8]."),
+        Option("--prefix-store", help="Keep cached prefixes on disk, across restarts: FOLDER[,gb=8]."),
     ] = None,
     tpot_target: Annotated[
-        float | None, typer.Option("--tpot-target", help="Seconds between tokens that running streams can bear.")
+        float | None, Option("--tpot-target", help="Seconds between tokens that running streams can bear.")
     ] = None,
-    ttft_target: Annotated[float | None, typer.Option("--ttft-target", help="Seconds to the first token.")] = None,
-    max_queue: Annotated[int, typer.Option("--max-queue", help="Open requests before new ones get 429.")] = 512,
-    request_timeout: Annotated[float, typer.Option("--request-timeout", help="Seconds a request may take.")] = 600.0,
-    max_body_mb: Annotated[float, typer.Option("--max-body-mb")] = 8.0,
+    ttft_target: Annotated[float | None, Option("--ttft-target", help="Seconds to the first token.")] = None,
+    max_queue: Annotated[int, Option("--max-queue", help="Open requests before new ones get 429.")] = 512,
+    request_timeout: Annotated[float, Option("--request-timeout", help="Seconds a request may take.")] = 600.0,
+    max_body_mb: Annotated[float, Option("--max-body-mb")] = 8.0,
     drain_timeout: Annotated[
-        float, typer.Option("--drain-timeout", help="Seconds that open requests have after SIGTERM.")
+        float, Option("--drain-timeout", help="Seconds that open requests have after SIGTERM.")
     ] = 30.0,
     speculative: Speculation = "auto",
     verify: Verify = "exact",
     fixed_size_flush: Annotated[
         int,
-        typer.Option("--fixed-size-flush", help="Tokens in each event of a stream, so that steps do not show; 0: off."),
+        Option("--fixed-size-flush", help="Tokens in each event of a stream, so that steps do not show; 0: off."),
     ] = 0,
     record: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--record",
             help="Keep answers as token ids for training: FILE[,asked][,gb=1][,days=90][,redact=MODULE:FUNCTION].",
         ),
     ] = None,
     tool_call_parser: Annotated[
         str | None,
-        typer.Option("--tool-call-parser", help="hermes, llama3, mistral or json; default: what the template says."),
+        Option("--tool-call-parser", help="hermes, llama3, mistral or json; default: what the template says."),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
-        typer.Option("--reasoning-parser", help="think, seed, mistral or none; default: what the template says."),
+        Option("--reasoning-parser", help="think, seed, mistral or none; default: what the template says."),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say before loading what to expect.")] = False,
+    explain: Annotated[bool, Option("--explain", help="Say before loading what to expect.")] = False,
 ) -> None:
     """Serve a model to many users at once."""
     from slipstream.engine.drafters import Speculative, verification_of

@@ -10,37 +10,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import JsonOption, Threads, progress_bar, table
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
     from slipstream.training.store import Which
 
-app = typer.Typer(help="Recorded answers: import, export, stats, delete.", no_args_is_help=True)
-
-DatabaseArgument = Annotated[Path, typer.Argument(metavar="TRAFFIC", help="A traffic file, as serve --record writes.")]
-Tag = Annotated[str | None, typer.Option("--tag", help="Only records with this tag.")]
-Key = Annotated[str | None, typer.Option("--key", help="Only records of this key.")]
-Days = Annotated[float | None, typer.Option("--newer-than", help="Only records of the last so many days.")]
+DatabaseArgument = Annotated[Path, Argument(metavar="TRAFFIC", help="A traffic file, as serve --record writes.")]
+Tag = Annotated[str | None, Option("--tag", help="Only records with this tag.")]
+Key = Annotated[str | None, Option("--key", help="Only records of this key.")]
+Days = Annotated[float | None, Option("--newer-than", help="Only records of the last so many days.")]
 
 
-@app.command("import")
 def import_(
-    log: Annotated[Path, typer.Argument(help="OpenAI-format JSON lines, .gz or not, or what export wrote.")],
+    log: Annotated[Path, Argument(help="OpenAI-format JSON lines, .gz or not, or what export wrote.")],
     into: DatabaseArgument,
-    model: Annotated[str, typer.Option("--model", help="The target whose traffic this is.")],
+    model: Annotated[str, Option("--model", help="The target whose traffic this is.")],
     regenerate: Annotated[
-        bool, typer.Option("--regenerate", help="Have the target answer anew: needed where another model did.")
+        bool, Option("--regenerate", help="Have the target answer anew: needed where another model did.")
     ] = False,
-    own: Annotated[bool, typer.Option("--own", help="This very model made the answers.")] = False,
-    tag: Annotated[str, typer.Option("--tag", help="For exchanges that have none.")] = "",
-    system: Annotated[str, typer.Option("--system", help="A system message where there is none.")] = "",
-    temperature: Annotated[float, typer.Option(help="Where the log says nothing.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Of an answer, where the log says nothing.")] = 512,
+    own: Annotated[bool, Option("--own", help="This very model made the answers.")] = False,
+    tag: Annotated[str, Option("--tag", help="For exchanges that have none.")] = "",
+    system: Annotated[str, Option("--system", help="A system message where there is none.")] = "",
+    temperature: Annotated[float, Option(help="Where the log says nothing.")] = 0.0,
+    max_tokens: Annotated[int, Option("--max-tokens", help="Of an answer, where the log says nothing.")] = 512,
     most_tokens: Annotated[
-        int, typer.Option("--most-tokens", help="Stop when answers of this model have so many tokens.")
+        int, Option("--most-tokens", help="Stop when answers of this model have so many tokens.")
     ] = 1 << 40,
     threads: Threads = None,
     json_output: JsonOption = False,
@@ -84,15 +80,14 @@ def import_(
         )
 
 
-@app.command()
 def export(
     traffic: DatabaseArgument,
-    to: Annotated[Path, typer.Argument(help="A file that ends in .jsonl or .parquet.")],
+    to: Annotated[Path, Argument(help="A file that ends in .jsonl or .parquet.")],
     tag: Tag = None,
     key: Key = None,
     newer_than: Days = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Write prompts and completions as text too, with its tokenizer.")
+        str | None, Option("--model", help="Write prompts and completions as text too, with its tokenizer.")
     ] = None,
 ) -> None:
     """Write records to a file that import reads back."""
@@ -136,18 +131,15 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(open_checkpoint(resolve(model)))
 
 
-@app.command()
 def stats(
     traffic: DatabaseArgument,
     tag: Tag = None,
     key: Key = None,
     newer_than: Days = None,
-    limit: Annotated[
-        int, typer.Option("--limit", help="The newest so many records; replaying them takes time.")
-    ] = 5000,
-    model: Annotated[str | None, typer.Option("--model", help="The target, for --drafter.")] = None,
+    limit: Annotated[int, Option("--limit", help="The newest so many records; replaying them takes time.")] = 5000,
+    model: Annotated[str | None, Option("--model", help="The target, for --drafter.")] = None,
     drafter: Annotated[
-        Path | None, typer.Option("--drafter", help="What this drafter would reach as well; runs the target.")
+        Path | None, Option("--drafter", help="What this drafter would reach as well; runs the target.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -209,13 +201,12 @@ def stats(
         print(title)
 
 
-@app.command()
 def delete(
     traffic: DatabaseArgument,
-    request: Annotated[str | None, typer.Option("--request", help="Records of this request.")] = None,
+    request: Annotated[str | None, Option("--request", help="Records of this request.")] = None,
     key: Key = None,
     tag: Tag = None,
-    older_than: Annotated[float | None, typer.Option("--older-than", help="Records older than so many days.")] = None,
+    older_than: Annotated[float | None, Option("--older-than", help="Records older than so many days.")] = None,
 ) -> None:
     """Delete records for good: their bytes are overwritten."""
     from slipstream.training.store import TrafficStore, Which
