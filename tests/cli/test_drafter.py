@@ -91,6 +91,8 @@ def test_wrong_use(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
         (("train", *common, *out, "--taps", "2;3"), 2, "numbers with commas"),
         (("train", *common, *out, "--taps", "1,2"), 2, "--layout speculators"),
         (("train", *common, *out, "--taps", "0,77"), 2, "from 0 to 2"),
+        (("train", *common, *out, "--layers", "2"), 2, "for --kind dspark"),
+        (("train", *common, *out, "--kind", "dspark", "--layers", "0"), 2, "--layers is from 1"),
         (("train", *common, *out, "--held-out", "2"), 2, "--held-out"),
         (("train", *common[:2], "--traffic", str(tmp_path / "empty.db"), *out), 2, "too few"),
         (("eval", *common, "--drafter", str(tmp_path)), 2, "--everything"),

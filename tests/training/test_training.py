@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from slipstream.engine import Engine, LoadOptions, load_model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.errors import UsageError
+from slipstream.speculation.dspark_model import read_dspark
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training import trainer
 from slipstream.training.dataset import (
@@ -39,6 +40,7 @@ from slipstream.training.resources import Meter
 from slipstream.training.store import TrafficStore, Which
 from slipstream.training.trainer import STATE, Schedule
 from slipstream.training.training import CARD, CURVES, TrainOptions, prepare, read_until, train
+from slipstream.weights.open import open_checkpoint
 from tests.conftest import write_tiny_gguf
 from tests.engine.test_jitter import collect
 from tests.speculation.test_state import loaded
@@ -157,6 +159,18 @@ def test_taps_of_ones_own(
     for wrong in ((2, 1), (0, 9), (0, 0)):
         with pytest.raises(UsageError, match="--taps are rising numbers of layers, from 0 to 2"):
             trained(tiny_gguf, tiny_traffic, tmp_path / "w", kind=kind, layout=layout, taps=wrong)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_layers_of_a_block_drafter(layers: int, tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    trained(tiny_gguf, tiny_traffic, folder, kind="dspark", layout="speculators", layers=layers, rounds=1)
+    checkpoint = open_checkpoint(folder)
+    assert read_dspark(checkpoint, 2, 64).layers == layers
+    assert sum(name.endswith("mlp.gate_proj.weight") for name in checkpoint.tensors) == layers
+    wanted = Speculative("folder", str(folder), only=True)
+    _, controller = load_speculative(str(tiny_gguf), LoadOptions(max_rows=64, threads=1), wanted)
+    assert controller is not None
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])

@@ -53,6 +53,7 @@ def train(
     taps: Annotated[
         str, Option("--taps", help="Layers whose inputs it reads, such as 2,15,27; default: the paper's three.")
     ] = "",
+    layers: Annotated[int | None, Option("--layers", help="Layers of a DSpark drafter; default: 2, or 1.")] = None,
     held_out: Annotated[float, Option("--held-out", help="Share of the newest answers, never learned from.")] = 0.1,
     tag: Annotated[str | None, Option("--tag", help="Only traffic with this tag.")] = None,
     layout: Annotated[str, Option("--layout", help="eagle3 or speculators; dspark: deepspec or speculators.")] = "",
@@ -80,7 +81,7 @@ def train(
         ("--learning-rate", learning_rate, 1e-7, 1.0), ("--batch-tokens", batch_tokens, 64, 1 << 20),
         ("--round-tokens", round_tokens, 64, 1 << 24), ("--max-len", max_len, 16, 1 << 20),
         ("--rounds", 1 if rounds is None else rounds, 1, 1 << 30),
-        ("--draft-vocabulary", draft_vocabulary or 0, 0, 1 << 24),
+        ("--draft-vocabulary", draft_vocabulary or 0, 0, 1 << 24), ("--layers", 1 if layers is None else layers, 1, 64),
     ):  # fmt: skip
         if not low <= value <= high:
             raise UsageError(f"{name} is from {low:g} to {high:g}, not {value:g}")
@@ -88,8 +89,10 @@ def train(
     options = TrainOptions(
         kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
         generic_share if generic is not None else 0.0, max_len, layout_for(kind, layout), start_from, threads,
-        _layers(taps),
+        _layers(taps), layers,
     )  # fmt: skip
+    if layers is not None and kind != "dspark":
+        raise UsageError(f"--layers is for --kind dspark: an {kind} drafter has one")
     if options.layout == "eagle3" and options.taps[:1] == (1,):
         raise UsageError("--taps that begin with 1 cannot be said in the layout eagle3: --layout speculators")
     which = Which(tag=tag, before=read_until(out))

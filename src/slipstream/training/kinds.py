@@ -50,6 +50,8 @@ class Wanted:
     seed: int = 0
     taps: tuple[int, ...] = ()
     """The layers whose inputs it reads, if that is not to be chosen."""
+    layers: int | None = None
+    """How many a block drafter has, if that is not to be chosen."""
 
     @property
     def ids(self) -> torch.Tensor:
@@ -141,7 +143,7 @@ class DSparkKind(Kind):
     def __init__(self, wanted: Wanted):
         mask_token = mask_token_of(wanted.examples, wanted.target.config.vocabulary)
         self.config = dspark_config(
-            wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token, wanted.taps
+            wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token, wanted.taps, wanted.layers
         )
         module = self._drafter = DSpark(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))

@@ -68,10 +68,16 @@ def eagle3_config(target: ModelConfig, tokens: int, target_bytes: int, taps: tup
 
 
 def dspark_config(
-    target: ModelConfig, tokens: int, target_bytes: int, mask_token: int, taps: tuple[int, ...] = ()
+    target: ModelConfig,
+    tokens: int,
+    target_bytes: int,
+    mask_token: int,
+    taps: tuple[int, ...] = (),
+    layers: int | None = None,
 ) -> DSparkConfig:
-    """Two layers of the target's shape, or one, with an MLP as wide as leaves the drafter cheap enough."""
-    for layers, share in ((2, 1.0), (2, 0.5), (1, 1.0), (1, 0.5), (1, 0.25)):
+    """Layers of the target's shape (so many; or two or one), with an MLP as wide as leaves the drafter cheap enough."""
+    shapes = ((2, 1.0), (2, 0.5), (1, 1.0), (1, 0.5), (1, 0.25))
+    for layers, share in shapes if layers is None else [(layers, share) for share in (1.0, 0.5, 0.25)]:
         ffn = max(64, round(share * target.ffn / 64) * 64)
         config = DSparkConfig(
             taps_for(target.layers, taps), target.hidden, target.hidden, layers, target.heads, target.kv_heads,

@@ -83,6 +83,7 @@ class TrainOptions:
     start_from: Path | None = None
     threads: int | None = None
     taps: tuple[int, ...] = ()
+    layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def train(
         torch.set_num_threads(options.threads)
     learned = [*prepared.own.train, *prepared.generic]
     size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
-    wanted = Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed, options.taps)
+    wanted = Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed, options.taps, options.layers)
     kind: Kind = KINDS[options.kind](wanted)
     if options.start_from is not None:
         kind.continue_from(options.start_from)
@@ -274,6 +275,7 @@ def _name(prepared: Prepared, options: TrainOptions) -> str:
     parts = (
         options.kind, prepared.fingerprint, data_fingerprint(prepared.own.train), data_fingerprint(prepared.generic),
         options.generic_share, len(prepared.tokens), str(options.start_from or ""), options.taps or "",
+        options.layers or "",
     )  # fmt: skip
     return " ".join(map(str, parts))
 
