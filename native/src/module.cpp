@@ -6,7 +6,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <stdexcept>
@@ -130,12 +132,13 @@ struct Draws {
   Table<uint32_t> masks;
 
   int count() const { return (int)seed.shape(0); }
-  // Throws std::invalid_argument unless there is one draw for each of `logits` rows, all in order.
-  void check(int logits, int vocabulary, const Outcome& out) const {
+  // Throws std::invalid_argument unless there is one draw for each of `logits` rows, all in order, and room for what
+  // `steps` of them draw.
+  void check(int logits, int vocabulary, const Outcome& out, int steps = 1) const {
     const int n = count();
     if (n != logits || ints.shape(0) != 5 || (int)ints.shape(1) != n || floats.shape(0) != 3 || (int)floats.shape(1) != n ||
-        adjust_value.shape(0) != 2 || adjust_value.shape(1) != adjust_token.shape(0) || (int)out.tokens.shape(0) != n ||
-        (int)out.logprobs.shape(0) != n || out.tokens.shape(1) != out.logprobs.shape(1) || out.tokens.shape(1) < 1)
+        adjust_value.shape(0) != 2 || adjust_value.shape(1) != adjust_token.shape(0) || (int)out.tokens.shape(0) != n * steps ||
+        (int)out.logprobs.shape(0) != n * steps || out.tokens.shape(1) != out.logprobs.shape(1) || out.tokens.shape(1) < 1)
       throw std::invalid_argument("one draw for every logit row");
     check_tokens(adjust_start, adjust_token, n, vocabulary);
     if ((int)mask_of.shape(0) != n) throw std::invalid_argument("one mask's number for every draw");
@@ -162,6 +165,39 @@ void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> table
   SampleOutput drawn = out.output();
   nb::gil_scoped_release release;
   self.e.step(in, &wanted, &drawn);
+}
+
+// Run a row and draw after it; then, in the next slot and a position further, the token that was drawn with what was
+// tapped; and so on while there are slots. A token survives with the chance of the class that its probability is in;
+// it ends when all survive less likely than `price`. Returns how many were drawn.
+int follow(PyExecutor& self, Table<int32_t> columns, Table<int32_t> tables, Array<int32_t> slots, Draws& draws, Table<float> inputs,
+           OutTable<int32_t> tokens, OutTable<float> logprobs, Array<double> bounds, Array<double> chances, double alive, double price) {
+  const int most = (int)slots.shape(0), width = (int)tokens.shape(1);
+  if (columns.shape(0) != 5 || columns.shape(1) != 1 || most < 1 || chances.shape(0) != bounds.shape(0) + 1)
+    throw std::invalid_argument("one row, its slots, and a chance for every class");
+  const Outcome out{tokens, logprobs};
+  draws.check(1, self.e.vocabulary(), out, most);
+  int32_t row[5];
+  memcpy(row, columns.data(), sizeof row);
+  const int32_t logit_row = 0;
+  const StepInput in{1, row, row + 1, row + 2, row + 3, row + 4, tables.data(), (int)tables.shape(0), (int)tables.shape(1), &logit_row, 1};
+  SampleInput wanted = draws.input();
+  int32_t position = *wanted.position;
+  wanted.position = &position;
+  const double *low = bounds.data(), *high = low + bounds.shape(0);
+  nb::gil_scoped_release release;
+  self.e.set_inputs(inputs.data(), inputs.size());
+  for (int i = 0;;) {
+    row[3] = slots.data()[i];
+    SampleOutput drawn{width, tokens.data() + (size_t)i * width, logprobs.data() + (size_t)i * width};
+    self.e.step(in, &wanted, &drawn);
+    alive *= chances.data()[std::upper_bound(low, high, (double)std::exp(*drawn.logprobs)) - low];
+    if (++i == most || alive < price) return i;
+    if (self.e.taps().size() != inputs.size()) throw std::runtime_error("what is tapped is not what the program takes");
+    self.e.set_inputs(self.e.taps().data(), inputs.size());
+    row[1] = *drawn.tokens;
+    ++row[2], ++position;
+  }
 }
 
 // Queue a step.
@@ -319,6 +355,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("w"), nb::arg("bias").none(), nb::arg("softcap"))
       .def("step", &step)
       .def("step_sampled", &step_sampled)
+      .def("follow", &follow)
       .def("read_weights", [](PyExecutor& s, int threads) { nb::gil_scoped_release r; return s.e.read_weights(threads < 1 ? 1 : threads); }, nb::arg("threads"))
       .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })
       .def_prop_ro("buffer_bytes", [](const PyExecutor& s) { return s.e.buffer_bytes(); })

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import click
 import pytest
 
+from slipstream import __version__
 from slipstream.cli.commands import Argument, Group, Option, command
 from slipstream.cli.options import table
 
@@ -120,3 +121,12 @@ def test_a_bar_on_a_terminal_that_vanishes() -> None:
     assert written.rstrip(" ").endswith("\r"), "nothing stays on the line"
     piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert piped.stderr == ""
+
+
+def test_version_and_completion() -> None:
+    command = [sys.executable, "-c", "from slipstream.cli import main; main()"]
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert said == f"slipstream, version {__version__}\n"
+    asked = {"_SLIPSTREAM_COMPLETE": "bash_complete", "COMP_WORDS": "slipstream bench pre", "COMP_CWORD": "2"}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | asked).stdout
+    assert found == "plain,prefill\n"

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from slipstream import __version__
 from slipstream.cli.commands import Group
 from slipstream.errors import SlipstreamError, UsageError
 
@@ -68,12 +69,13 @@ app = Group(
     "An LLM inference engine that runs against its own ceiling.",
     "slipstream",
 )
+click.version_option(__version__, prog_name="slipstream")(app)
 
 
 def main() -> None:
     """Run, and turn errors into a line on standard error and an exit code."""
     try:
-        app(standalone_mode=False)
+        app(prog_name="slipstream", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

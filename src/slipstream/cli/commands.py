@@ -84,7 +84,7 @@ def command(function: Callable[..., None], name: str) -> click.Command:
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> click.Parameter:
-    kind, marker = hint.__origin__ if get_origin(hint) is Annotated else hint, getattr(hint, "__metadata__", (None,))[0]
+    kind, marker = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (inner for inner in get_args(kind) if inner is not NoneType)
     several = get_origin(kind) is list

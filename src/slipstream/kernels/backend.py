@@ -15,6 +15,7 @@ from slipstream.program.sampling import DrawColumns, Drawn
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
+Int32Array = npt.NDArray[np.int32]
 
 
 class StepSeconds(NamedTuple):
@@ -55,6 +56,19 @@ class StepOutput:
         return np.concatenate([self.taps[name] for name in names], axis=1)
 
 
+class Worth(NamedTuple):
+    """How long a chain of drawn tokens is worth following: while all of it survives with `price` at least.
+
+    A token survives with the chance of the class that its probability is in; classes begin at `bounds` [classes - 1],
+    after the first. What comes before the chain survives with `alive`.
+    """
+
+    bounds: Float64Array
+    chances: Float64Array
+    alive: float
+    price: float
+
+
 def checked_inputs(inputs: Float32Array | None, rows: int, width: int) -> Float32Array:
     """What a step was handed for its Input op. Raises ValueError if it is not [rows, width]."""
     if inputs is None or inputs.shape != (rows, width):
@@ -84,6 +98,13 @@ class Executable(Protocol):
         """Compute the rows, writing their keys and values; draw a token for every logit row. Nothing else may run.
 
         `inputs` [rows, width] are what the program's Input op takes. Raises ValueError if they are not that.
+        """
+
+    def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
+        """Run a row and draw after it; then, a position further, the token that was drawn, with what was tapped as its
+        `inputs`; and so on, in one slot after the other. Returns the tokens in their order, as draws of one step.
+
+        For programs whose one tap is as wide as their input. Nothing else may run. Raises ValueError for more rows.
         """
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.kernels.backend import Float32Array, StepOutput
+from slipstream.kernels.backend import Float32Array, Int32Array, StepOutput, Worth
 from slipstream.program import Rows
-from slipstream.program.sampling import DrawColumns
+from slipstream.program.sampling import DrawColumns, Drawn
 
 
 class Immediate:
@@ -35,6 +36,29 @@ class Immediate:
     ) -> StepOutput:
         """Run a step; a backend's own."""
         raise NotImplementedError
+
+    def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
+        """A chain of draws, step by step."""
+        if len(rows) != 1:
+            raise ValueError("a chain begins with one row")
+        rows = replace(rows, columns=rows.columns.copy())
+        draws = replace(draws, ints=draws.ints.copy())
+        drawn: list[Drawn] = []
+        alive = worth.alive
+        for slot in slots:
+            rows.slot[0] = slot
+            output = self.step(rows, draws, inputs=inputs)
+            assert output.drawn is not None
+            drawn.append(output.drawn)
+            probability = np.exp(output.drawn.logprobs[0, 0])
+            alive *= worth.chances[np.searchsorted(worth.bounds, probability, side="right")]
+            if alive < worth.price:
+                break
+            (inputs,) = output.taps.values()
+            rows.token[0] = output.drawn.token[0]
+            rows.position[0] += 1
+            draws.position[0] += 1
+        return Drawn(np.concatenate([d.tokens for d in drawn]), np.concatenate([d.logprobs for d in drawn]))
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Run a step whose rows may hold tokens that the one before it drew."""

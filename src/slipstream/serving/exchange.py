@@ -197,8 +197,7 @@ class Exchange:
         gaps, flush, late = Gaps(), Flush(self.limits.fixed_flush), ""
         try:
             yield b""  # it has begun: from now on it is ended in any case
-            for opening in answer.opening():
-                yield opening
+            frames = answer.opening()
             item: News | None = first
             while item is not None:
                 chunks, timings = item
@@ -208,16 +207,17 @@ class Exchange:
                         if not late:
                             self.metrics.fail(504)
                         late = self._late().message
-                        yield answer.failure(self._late())
+                        frames.append(answer.failure(self._late()))
                         continue
-                    for event in answer.frames(chunk):
-                        yield event
+                    frames += answer.frames(chunk)
                 if timings is not None:
                     ended.append(timings)
                     self.metrics.count(timings, answer.reason(chunks))
+                if frames:
+                    yield b"".join(frames)
+                    frames.clear()
                 item = await anext(news, None)
-            for event in answer.closing(ended, usage=wanted.usage, timed=wanted.timed):
-                yield event
+            yield b"".join(answer.closing(ended, usage=wanted.usage, timed=wanted.timed))
             problem = late
         except (GeneratorExit, asyncio.CancelledError):
             problem = late or GONE

@@ -23,7 +23,7 @@ class Chains:
         self.tokens: list[list[int]] = [[] for _ in asks]
         self._classes: list[list[int]] = [[] for _ in asks]
         self._proposals: list[list[Proposal]] = [[] for _ in asks]
-        self._alive = [1.0] * len(asks)
+        self.alive = [1.0] * len(asks)
 
     def add(self, index: int, token: int, draft_class: int, proposal: Proposal | None) -> bool:
         """One more token of a draft; returns whether another one is worth its pass."""
@@ -32,8 +32,8 @@ class Chains:
         self._classes[index].append(draft_class)
         if proposal is not None:
             self._proposals[index].append(proposal)
-        self._alive[index] *= ask.chance(draft_class)
-        return len(self.tokens[index]) < ask.most and self._alive[index] >= ask.price
+        self.alive[index] *= ask.chance(draft_class)
+        return len(self.tokens[index]) < ask.most and self.alive[index] >= ask.price
 
     def drafts(self) -> list[Draft | None]:
         """What has grown."""

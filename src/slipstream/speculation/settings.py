@@ -19,6 +19,7 @@ Float32Array = npt.NDArray[np.float32]
 
 CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 """Probabilities at which classes of confidence begin, after the first."""
+BOUNDS = np.array(CONFIDENCE)
 PRIORS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.87, 0.95)
 
 

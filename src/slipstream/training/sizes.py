@@ -76,13 +76,15 @@ def dspark_config(
     layers: int | None = None,
 ) -> DSparkConfig:
     """Layers of the target's shape (so many; or two or one), with an MLP as wide as leaves the drafter cheap enough."""
-    shapes = ((2, 1.0), (2, 0.5), (1, 1.0), (1, 0.5), (1, 0.25))
-    for layers, share in shapes if layers is None else [(layers, share) for share in (1.0, 0.5, 0.25)]:
+    shapes: tuple[tuple[int, float], ...] = ((2, 1.0), (2, 0.5), (1, 1.0), (1, 0.5), (1, 0.25))
+    if layers is not None:
+        shapes = tuple((layers, share) for share in (1.0, 0.5, 0.25))
+    for count, share in shapes:
         ffn = max(64, round(share * target.ffn / 64) * 64)
         config = DSparkConfig(
-            taps_for(target.layers, taps), target.hidden, target.hidden, layers, target.heads, target.kv_heads,
+            taps_for(target.layers, taps), target.hidden, target.hidden, count, target.heads, target.kv_heads,
             target.head_dim, ffn, target.vocabulary, tokens, target.norm_eps,
-            RopeConfig(target.head_dim, target.rope.theta), (None,) * layers, "anchor", False, DSPARK_BLOCK, mask_token,
+            RopeConfig(target.head_dim, target.rope.theta), (None,) * count, "anchor", False, DSPARK_BLOCK, mask_token,
             0, "vanilla", DSPARK_RANK, True, True,
         )  # fmt: skip
         if BYTES_A_WEIGHT * dspark_parameters(config) <= MOST_SHARE * target_bytes:

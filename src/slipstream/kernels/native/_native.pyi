@@ -179,6 +179,20 @@ class Executor:
         tokens: npt.NDArray[np.int32],
         logprobs: npt.NDArray[np.float32],
     ) -> None: ...
+    def follow(
+        self,
+        columns: npt.NDArray[np.int32],
+        tables: npt.NDArray[np.int32],
+        slots: npt.NDArray[np.int32],
+        draws: Draws,
+        inputs: _Floats,
+        tokens: npt.NDArray[np.int32],
+        logprobs: npt.NDArray[np.float32],
+        bounds: npt.NDArray[np.float64],
+        chances: npt.NDArray[np.float64],
+        alive: float,
+        price: float,
+    ) -> int: ...
     def read_weights(self, threads: int) -> float: ...
     def copy_logits(self, out: _Floats) -> None: ...
     def copy_taps(self, out: _Floats) -> None: ...

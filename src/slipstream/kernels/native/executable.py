@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from slipstream import __version__
 from slipstream.errors import UsageError
-from slipstream.kernels.backend import StepOutput, checked_inputs
+from slipstream.kernels.backend import Int32Array, StepOutput, Worth, checked_inputs
 from slipstream.kernels.native import _native
 from slipstream.kernels.native.cache import CacheArena
 from slipstream.kernels.native.compile import Compiler, Operands
@@ -193,6 +193,22 @@ class NativeExecutable:
         self.executor.copy_taps(side_by_side)
         taps = {name: side_by_side[:, place] for name, place in self._taps}
         return StepOutput(drawn, scores, taps, seconds, side_by_side)
+
+    def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
+        """A chain of draws, in one call."""
+        if len(rows) != 1:
+            raise ValueError("a chain begins with one row")
+        self._copy()
+        shape = (len(slots), 1 + draws.most_logprobs)
+        tokens, logprobs = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        if self._draws is None or self._draws[0] is not draws:
+            self._draws = draws, native_draws(draws)
+        inputs = checked_inputs(inputs, 1, self._input_width)
+        count = self.executor.follow(
+            rows.columns, rows.block_tables, slots, self._draws[1], inputs, tokens, logprobs, worth.bounds,
+            worth.chances, worth.alive, worth.price,
+        )  # fmt: skip
+        return Drawn(tokens[:count], logprobs[:count])
 
     def submit(self, rows: Rows, draws: DrawColumns | None) -> None:
         """Queue a step on the executor's own thread. Raises UsageError for a program with taps: they are not kept."""
