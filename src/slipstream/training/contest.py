@@ -153,7 +153,8 @@ def _spread(examples: Sequence[Example], count: int) -> list[Example]:
 
 def picture(report: dict[str, Any]) -> str:
     """tau with its intervals, and tokens a second with the ceiling of plain decoding."""
-    taus = [Bar(name, entry[""]["tau"], *entry[""]["interval"]) for name, entry in report["replayed"].items()]
+    taus = [Bar("plain", 1.0)]  # in the same places, so in the same colours, as on the other side
+    taus += [Bar(name, entry[""]["tau"], *entry[""]["interval"]) for name, entry in report["replayed"].items()]
     rates = [Bar(name, entry["tok_s"]) for name, entry in report["served"]["contenders"].items()]
     ceiling = report["ceiling_tok_s"]
     left, first = bars(f"tau, K = {report['draft_len']}", taus)
