@@ -100,13 +100,11 @@ class Eagle3Drafter(TappedDrafter):
         return chains.drafts()
 
     def _follow(self, ask: Ask, chains: Chains, hidden: Float32Array) -> None:
-        """The rest of the only chain, in one go: a pass takes the drafter little longer than it takes Python."""
+        """The rest of the only chain, in one call: a pass takes a small drafter little longer than Python around it."""
         begun, answer, draft = time.perf_counter(), ask.answer, chains.tokens[0]
         start, most = len(answer.tokens) - 1 + len(draft), ask.most - len(draft)
         slots = np.array([answer.slot(start + place) for place in range(most)], np.int32)
-        worth = Worth(
-            BOUNDS, np.array([ask.chance(c) for c in range(self.classes)]), chains.alive[0], ask.price
-        )  # fmt: skip
+        worth = Worth(BOUNDS, np.array([ask.chance(c) for c in range(self.classes)]), chains.alive[0], ask.price)
         draws = self._settings.columns([(answer, draft)])
         drawn = self.over_hidden.follow(rows_of([Piece(answer, start, draft[-1:])]), draws, hidden, slots, worth)
         chances = np.exp(drawn.logprobs[:, 0]).tolist()
