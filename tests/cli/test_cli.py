@@ -149,6 +149,11 @@ def test_bench_start(tiny_gguf: Path) -> None:
     report = json.loads(out.stdout)
     assert 0 < report["later_starts"]["seconds"] < 30
     assert report["first_start"]["peak_bytes"] > 10e6
+    size = report["installed"]
+    assert size["bytes"] == sum(size["by_package"].values()) > size["by_package"]["numpy"] > 10e6
+    assert size["packages"] == len(size["by_package"])
+    assert {"slipstream", "tokenizers", "markupsafe"} <= set(size["by_package"])  # jinja2 needs markupsafe
+    assert not {"torch", "pytest", "httpx"} & set(size["by_package"])  # extras are somebody else's
     missing = run("bench", "start", "no-such-model")
     assert missing.returncode == 2
 

@@ -46,10 +46,12 @@ def _peers(r: dict[str, Any]) -> str:
 
 def _start(r: dict[str, Any]) -> str:
     first, later, spread = r["first_start"], r["later_starts"], r["spread"]["seconds"]
+    size = r.get("installed")
     return (
         f"first output after {later['seconds']:.2f} s (turns {spread['min']:.2f}-{spread['max']:.2f}), peak memory "
         f"{later['peak_bytes'] / 1e6:.0f} MB; the first start, which packs: {first['seconds']:.2f} s, "
         f"{first['peak_bytes'] / 1e6:.0f} MB"
+        + (f"; installed {size['bytes'] / 1e6:.1f} MB in {size['packages']} packages" if size else "")
     )
 
 

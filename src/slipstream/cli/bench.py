@@ -143,7 +143,8 @@ def start(
     kv_cache_dtype: KvCacheDtype = "bf16",
     threads: Threads = None,
 ) -> None:
-    """Process start to first token, and peak memory: a first start that packs, then later ones."""
+    """Process start to first token, and peak memory: a first start that packs, then later ones. Installed size."""
+    from slipstream.bench.installed import installed
     from slipstream.bench.start import measure
     from slipstream.weights.references import resolve
 
@@ -153,6 +154,7 @@ def start(
         resolve(model, bar)
         options = ["--kv-cache-dtype", kv_cache_dtype, *(["--threads", str(threads)] if threads else [])]
         result = measure(model, options, turns, lambda i, n: bar("starting", i, n))
+    result["installed"] = size = installed()
     report(result, json_output, out)
     if not json_output:
         table(
@@ -162,6 +164,11 @@ def start(
                 for name, values in (("first", result["first_start"]), ("later", result["later_starts"]))
             ],
             ("start", "to first output", "peak memory"),
+        )
+        table(
+            f"installed: {size['bytes'] / 1e6:.1f} MB in {size['packages']} packages",
+            [(name, f"{count / 1e6:.1f} MB") for name, count in list(size["by_package"].items())[:5]],
+            ("package", "size"),
         )
 
 
