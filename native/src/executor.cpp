@@ -131,6 +131,11 @@ OpClass Executor::class_of(const Instruction& c) const {
   }
 }
 
+static void clear(const SampleInput& draws, SampleOutput& drawn) {
+  std::fill_n(drawn.tokens, (size_t)draws.rows * drawn.width, -1);
+  std::fill_n(drawn.logprobs, (size_t)draws.rows * drawn.width, std::numeric_limits<float>::quiet_NaN());
+}
+
 void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput* drawn) {
   const double begun = now();
   check(in);
@@ -143,14 +148,12 @@ void Executor::step(const StepInput& in, const SampleInput* draws, SampleOutput*
     logits_stride_ = round_up(vocabulary(), kGroup);
     if (logits_.size() < logits_stride_ * in.logits) logits_.resize(logits_stride_ * in.logits);
   }
+  logits_rows_ = logits_ops_.empty() ? 0 : in.logits;
   taps_.resize((size_t)in.rows * tap_width_);
   if (!next_) next_ = std::make_unique<std::atomic<int>[]>(code_.size() * 2 + 1);
   for (size_t i = 0; i < code_.size() * 2 + 1; ++i) next_[i].store(0, std::memory_order_relaxed);
   seconds_.by_class.fill(0);
-  if (draws) {
-    std::fill_n(drawn->tokens, (size_t)draws->rows * drawn->width, -1);
-    std::fill_n(drawn->logprobs, (size_t)draws->rows * drawn->width, std::numeric_limits<float>::quiet_NaN());
-  }
+  if (draws) clear(*draws, *drawn);
   double last = now();
   seconds_.by_class[(int)OpClass::Plan] = last - begun;
   pool_.run([&](int t) {
@@ -198,6 +201,14 @@ void Executor::sample(const SampleInput& draws, SampleOutput& drawn, int t) {
   for (int i = 0; i < pool_.size(); ++i)
     if (best_index_[i] >= 0 && (winner < 0 || best_[i] > best_[winner])) winner = i;
   drawn.tokens[0] = best_index_[winner];
+}
+
+void Executor::redraw(const int32_t* rows, const SampleInput& draws, SampleOutput& drawn) const {
+  clear(draws, drawn);
+  for (int r = 0; r < draws.rows; ++r) {
+    if (rows[r] < 0 || rows[r] >= logits_rows_) throw std::invalid_argument("the last step had no logit row " + std::to_string(rows[r]));
+    sample_row(logits_.data() + rows[r] * logits_stride_, vocabulary(), ids_.empty() ? nullptr : ids_.data(), draws, r, drawn);
+  }
 }
 
 void Executor::copy_blocks(const int32_t* pairs, int count) {

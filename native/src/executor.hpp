@@ -150,6 +150,8 @@ class Executor {
   }
   // The head's rows stand for these tokens: drawn ones are given by them, and so is their noise. Ascending.
   void set_vocabulary(std::vector<int32_t> ids) { ids_ = std::move(ids); }
+  // Draw logit rows of the last step again, otherwise. Throws std::invalid_argument for a row that it did not have.
+  void redraw(const int32_t* rows, const SampleInput& draws, SampleOutput& drawn) const;
   // Copy whole blocks, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the arena.
   void copy_blocks(const int32_t* pairs, int count);
   // Copy single slots of all layers, pairs [count, 2] of (from, to), in order. Throws std::runtime_error for one outside the cache.
@@ -240,6 +242,7 @@ class Executor {
   std::vector<int32_t> ids_;                 // [vocabulary] tokens of the head's rows; empty: the rows' own numbers
   std::vector<float> logits_;
   size_t logits_stride_ = 0;
+  int logits_rows_ = 0;
   std::vector<float> taps_;
   int tap_width_ = 0;
   StepSeconds seconds_;

@@ -167,6 +167,13 @@ void step_sampled(PyExecutor& self, Table<int32_t> columns, Table<int32_t> table
   self.e.step(in, &wanted, &drawn);
 }
 
+void redraw(PyExecutor& self, Array<int32_t> rows, Draws& draws, OutTable<int32_t> tokens, OutTable<float> logprobs) {
+  const Outcome out{tokens, logprobs};
+  draws.check((int)rows.shape(0), self.e.vocabulary(), out);
+  SampleOutput drawn = out.output();
+  self.e.redraw(rows.data(), draws.input(), drawn);
+}
+
 // Run a row and draw after it; then, in the next slot and a position further, the token that was drawn with what was
 // tapped; and so on while there are slots. A token survives with the chance of the class that its probability is in;
 // it ends when all survive less likely than `price`. Returns how many were drawn.
@@ -258,6 +265,7 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("select_isa", [](const std::string& name) { select_kernels(name.c_str()); });
   m.def("usable_cores", &usable_cores);
+  m.def("cgroup_cores", &cgroup_cores, nb::arg("groups"), nb::arg("root"));
   nb::class_<Crowd>(m, "Crowd")
       .def(nb::init<int>(), nb::arg("threads"))
       .def("note", &Crowd::note, nb::arg("seconds"), nb::arg("stolen"), nb::arg("now"))
@@ -355,6 +363,7 @@ NB_MODULE(_native, m) {
       }, nb::arg("x"), nb::arg("norm").none(), nb::arg("eps"), nb::arg("w"), nb::arg("bias").none(), nb::arg("softcap"))
       .def("step", &step)
       .def("step_sampled", &step_sampled)
+      .def("redraw", &redraw)
       .def("follow", &follow)
       .def("read_weights", [](PyExecutor& s, int threads) { nb::gil_scoped_release r; return s.e.read_weights(threads < 1 ? 1 : threads); }, nb::arg("threads"))
       .def_prop_ro("weight_bytes", [](const PyExecutor& s) { return s.e.weight_bytes(); })

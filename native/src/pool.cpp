@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <cstdlib>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -29,22 +30,45 @@ void pause() {
 #endif
 }
 
-double cgroup_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
+constexpr double kUnlimited = 1e9;
+
+// Cores that one control group grants: `cpu.max` says how in version 2, two files in version 1.
+double granted(const std::string& folder) {
+  std::ifstream both(folder + "/cpu.max"), first(folder + "/cpu.cfs_quota_us"), second(folder + "/cpu.cfs_period_us");
   std::string quota;
   double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 1e9;
-  return std::stod(quota) / period;
+  if (!(both >> quota >> period) && !(first >> quota && second >> period)) return kUnlimited;
+  const double microseconds = std::atof(quota.c_str());  // "max" and -1 are no limit
+  return microseconds > 0 && period > 0 ? microseconds / period : kUnlimited;
 }
 
 }  // namespace
+
+double cgroup_cores(const std::string& groups, const std::string& root) {
+  double least = kUnlimited;
+  std::ifstream file(groups);
+  for (std::string line; std::getline(file, line);) {
+    const size_t a = line.find(':'), b = line.find(':', a + 1);
+    if (b == std::string::npos) continue;
+    const std::string controllers = line.substr(a + 1, b - a - 1);
+    std::vector<std::string> mounts;
+    if (controllers.empty()) mounts = {root, root + "/unified"};
+    else if (("," + controllers + ",").find(",cpu,") != std::string::npos) mounts = {root + "/" + controllers, root + "/cpu"};
+    // A limit holds for all groups below it. In a container the path is the host's: its own group is the mount's root.
+    for (std::string path = line.substr(b + 1);; path.resize(path.rfind('/'))) {
+      for (const std::string& mount : mounts) least = std::min(least, granted(mount + path));
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+  return least;
+}
 
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)std::thread::hardware_concurrency();
-  double limit = cgroup_cores();
-  if (limit < cores) cores = (int)std::ceil(limit);
+  const double limit = cgroup_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (limit < cores) cores = (int)limit;  // of threads that share a core's part all wait for the one that is held up
   return cores < 1 ? 1 : cores;
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -62,6 +63,8 @@ class Pool {
   std::atomic<bool> stop_{false};
 };
 
+// Cores that the process's control groups grant it, by a file like /proc/self/cgroup and where the groups are mounted.
+double cgroup_cores(const std::string& groups, const std::string& root);
 // Cores this process may use: its affinity mask, cut by the cgroup's quota.
 int usable_cores();
 // Denormals as zero on the calling thread, as AMX has it, for the life of the object.

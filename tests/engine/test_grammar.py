@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance._lib import LLParserLimits
 
 from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.flight import Flight
 from slipstream.engine.grammar import GrammarConstraint, Grammars
+from slipstream.errors import UsageError
 from slipstream.program import Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask, SamplingParams
@@ -287,12 +289,14 @@ def test_a_draft_that_leaves_the_grammar_is_caught(model: Model) -> None:
     prompt = [7, 8, 9]
     plain = answers(Engine(model, prefix_cache=False), [(prompt, params)])
 
-    def careless(self: GrammarConstraint, draft: Draft) -> list[Mask | None]:
-        return [self.mask()] + [None] * len(draft)
+    def careless(self: GrammarConstraint, token: int) -> Mask | None:
+        return None if self._before else ask(self, token)
+
+    ask = GrammarConstraint.instead
 
     controller = Controller([scripted(model, [(prompt, params)], plain, 0.0, 6)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GrammarConstraint, "masks", careless)
+        patch.setattr(GrammarConstraint, "instead", careless)
         changed = answers(Engine(model, FREE, controller=controller), [(prompt, params)])
     assert changed != plain
 
@@ -364,6 +368,25 @@ class _Tokenizer:
 
 
 CONSTRAINTS = Grammars(_Tokenizer(), 259)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schema", [
+    {"$ref": "#"},
+    {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"], "additionalProperties": False},
+])  # fmt: skip
+def test_what_never_ends_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no text that ends"):
+        CONSTRAINTS.learn(g.of_schema(schema))
+
+
+def test_an_answer_whose_grammar_became_too_complex_is_not_whole(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is all that a failed grammar leaves: what stands there is no answer that was finished."""
+    monkeypatch.setattr("slipstream.engine.grammar.limits", lambda: LLParserLimits(max_lexer_states=60))
+    grammar = g.of_regex("([a-z]{1,9}[0-9]{1,9}){1,30}")
+    (said,) = answers(Engine(model), [([1, 2], SamplingParams(grammar=grammar, seed=1, max_tokens=200))])
+    assert said[0].finish == "length"
+    assert len(said[0].tokens) < 200
 
 
 def test_a_reference_to_itself_is_no_bomb(model: Model) -> None:

@@ -165,11 +165,14 @@ def test_long_contexts_in_company_on_every_instruction_set(kind: str, kv_format:
         assert np.array_equal(np.stack(sequence.logits)[-8:], wanted)
 
 
-def test_as_many_sequences_as_a_step_has_rows_for() -> None:
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "BF16"])
+def test_as_many_sequences_as_a_step_has_rows_for(kind: str, isa: str) -> None:
     """Sixty-four that decode together, each as alone."""
+    _native.select_isa(isa)
     prompts = [tokens(3 + n % 9, n) for n in range(64)]
-    expected = [run_alone(native(toys.PLAIN, "Q4_1", blocks=1), prompt) for prompt in prompts[::7]]
-    executable = native(toys.PLAIN, "Q4_1", threads=2, blocks=64)
+    expected = [run_alone(native(toys.PLAIN, kind, blocks=1), prompt) for prompt in prompts[::7]]
+    executable = native(toys.PLAIN, kind, threads=2, blocks=64)
     sequences = [Sequence(prompt, [n]) for n, prompt in enumerate(prompts)]
     while going := [s for s in sequences if s.computed < len(s.tokens)]:
         advance(executable, [(sequence, 1) for sequence in going])

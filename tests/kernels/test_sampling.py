@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -190,3 +192,24 @@ def test_ties_and_bad_logits() -> None:
     drawn = executable.step(rows_of(2), top_one).drawn
     assert drawn is not None
     assert drawn.token.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_row_drawn_again(temperature: float) -> None:
+    """It is what the step would have drawn by those draws. Only rows of the last step can be drawn again."""
+    params = SamplingParams(temperature=temperature, logprobs=3)
+    plain = [Draw(params, 5, 0, at, adjust=[(at, 1.0, 2.0), (7, 2.0, 0.0)]) for at in range(6)]
+    mask = mask_of(range(0, VOCABULARY, 7))
+    wanted = EXECUTABLE.step(rows_of(6), DrawColumns.of([replace(draw, mask=mask) for draw in plain])).drawn
+    first = DrawColumns.of(plain)
+    drawn = EXECUTABLE.step(rows_of(6), first).drawn
+    assert wanted is not None
+    assert drawn is not None
+    for row in (4, 0, 5):
+        again = EXECUTABLE.redraw(np.array([row], np.int32), first.of_row(row, mask))
+        assert again.token[0] == wanted.token[row] != drawn.token[row]
+        assert np.array_equal(again.tokens[0], wanted.tokens[row])
+        assert np.array_equal(again.logprobs[0], wanted.logprobs[row])
+    for row in (6, -1):
+        with pytest.raises(ValueError, match="no logit row"):
+            EXECUTABLE.redraw(np.array([row], np.int32), first.of_row(0, mask))

@@ -22,6 +22,7 @@ from slipstream.engine.output import (
     logprob_of,
     logprobs_of,
 )
+from slipstream.engine.redraw import redraw_forbidden
 from slipstream.engine.request import Request, Terms, Timings
 from slipstream.engine.shelving import Shelving
 from slipstream.errors import SlipstreamError
@@ -274,7 +275,7 @@ class Engine:
                 raise SlipstreamError("no sequence can run: the cache is too small")
             return chunks
         drafts, drafting = self.drafting.drafts(plan)
-        flight = Flight.of(plan.spans, begun, drafts)
+        flight = Flight.of(plan.spans, begun, drafts, late=not (drafts and self.drafting.wants_logits))
         if drafts:
             flight.forecast = Forecast(plan.plain, plan.speedup, drafting, plan.extra)
         self.last_step = flight.rows, flight.draws
@@ -314,6 +315,7 @@ class Engine:
         flight = self._flights.popleft()
         output = flight.output = flight.output or self.model.executable.collect()
         ran = time.perf_counter()
+        redraw_forbidden(flight, self.model.executable)
         unwanted = flight.unwanted()
         chunks: list[Chunk] = []
         self.drafting.computed(flight)

@@ -47,7 +47,8 @@ class Flight:
     `begun` and `planned` are when its planning began and when it was handed to the executable, `expected` how long it
     should run, if anybody asked; `output` is there at once if it was run at once. A `repeatable` step differs from the
     next one of the same sequences only in tokens, positions and masks, and has been run `repeats` times more, a token
-    further each time. Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
+    further each time. One that masks `late` draws without constraints' masks where it may (see `engine/redraw.py`).
+    Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
     """
 
     spans: list[Leg]
@@ -55,6 +56,7 @@ class Flight:
     firsts: list[int]
     rows: Rows
     draws: DrawColumns | None
+    late: bool
     begun: float
     drafts: dict[int, Draft]
     planned: float = 0.0
@@ -67,15 +69,15 @@ class Flight:
     forecast: Forecast = field(default_factory=Forecast)
 
     @classmethod
-    def of(cls, spans: SequenceOf[SpanPlan], begun: float, drafts: dict[int, Draft]) -> Flight:
+    def of(cls, spans: SequenceOf[SpanPlan], begun: float, drafts: dict[int, Draft], *, late: bool = True) -> Flight:
         """The step of `spans`, whose sequences hold the blocks for it; `drafts` are theirs, by id of the sequence."""
         legs = [Leg(s, s.computed, rows, drafts.get(id(s)) if drafts else None) for s, rows, _ in spans]
         drawing = [leg.sequence for leg in legs if leg.rows == leg.sequence.missing]
-        firsts, columns = _draws_of(drawing, drafts)
+        firsts, columns = _draws_of(drawing, drafts, late)
         deadline = min((leg.sequence.deadline for leg in legs), default=math.inf)
         rows = rows_of(legs)
         repeatable = not drafts and len(rows) == len(drawing) and all(sequence.repeats for sequence in drawing)
-        return cls(legs, drawing, firsts, rows, columns, begun, drafts, repeatable=repeatable, deadline=deadline)
+        return cls(legs, drawing, firsts, rows, columns, late, begun, drafts, repeatable=repeatable, deadline=deadline)
 
     def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
         """Become the next step, whose tokens the last one drew; `take` gives a sequence blocks for so many rows."""
@@ -89,7 +91,7 @@ class Flight:
                 take(sequence, 1)
                 rows.slot[index] = sequence.slot(sequence.computed)
                 self.rows = rows = rows.with_table(index, sequence.blocks)
-            if sequence.constraint is not None:
+            if sequence.constraint is not None and not (self.late and sequence.redraws):
                 mask = sequence.constraint.mask()
                 draws.masks[draws.mask_of[index], : len(mask)] = mask
             sequence.computed += 1
@@ -133,18 +135,24 @@ def span_records(flight: Flight, repeats: int, unwanted: Container[int]) -> Iter
         yield SpanRecord(sequence.request, kind, at, rows, int(draws), int(draws and index not in unwanted))
 
 
-def _draws_of(drawing: list[Sequence], drafts: dict[int, Draft]) -> tuple[list[int], DrawColumns | None]:
+def _draws_of(drawing: list[Sequence], drafts: dict[int, Draft], late: bool) -> tuple[list[int], DrawColumns | None]:
     """(each sequence's first draw, all draws)."""
+    masked = [sequence.constraint is not None and not (late and sequence.redraws) for sequence in drawing]
     if not drafts:
-        draws = [sequence.draw() for sequence in drawing]
+        draws = [sequence.draw(masked=asked) for sequence, asked in zip(drawing, masked, strict=True)]
         return list(range(len(draws))), DrawColumns.of(draws) if draws else None
-    if len(drawing) == 1 and (draft := drafts.get(id(drawing[0]))) is not None and drawing[0].draws_plainly:
-        return [0], DrawColumns.along(drawing[0].draw(), drawing[0].draw_positions(draft))
+    if (
+        len(drawing) == 1
+        and (draft := drafts.get(id(drawing[0]))) is not None
+        and drawing[0].draws_plainly
+        and not masked[0]
+    ):
+        return [0], DrawColumns.along(drawing[0].draw(masked=False), drawing[0].draw_positions(draft))
     firsts, draws = [], []
-    for sequence in drawing:
+    for sequence, asked in zip(drawing, masked, strict=True):
         draft = drafts.get(id(sequence))
         firsts.append(len(draws))
-        draws += [sequence.draw()] if draft is None else sequence.draws(draft)
+        draws += [sequence.draw(masked=asked)] if draft is None else sequence.draws(draft, masked=asked)
     return firsts, DrawColumns.of(draws) if draws else None
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from slipstream.errors import UsageError
 from slipstream.program import Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask
@@ -64,6 +66,8 @@ class Grammars:
                 return known
             self._inner = self._inner or self._tokens()
         matcher = matcher_of(self._inner, grammar, limits())
+        if not _begins(matcher.deep_copy()):
+            raise UsageError("the schema or grammar allows no text that ends: it needs itself again and again")
         back = goes_back(matcher)
         with self._lock:
             self._known[grammar] = matcher
@@ -75,7 +79,7 @@ class Grammars:
 
     def constraint(self, grammar: str) -> GrammarConstraint:
         """A fresh state of a grammar. Raises UsageError for one that cannot be compiled."""
-        return GrammarConstraint(self.learn(grammar).deep_copy(), grammar in self._one_way)
+        return GrammarConstraint(self.learn(grammar).deep_copy(), self._vocabulary, grammar in self._one_way)
 
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -85,11 +89,17 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
 
-    def __init__(self, matcher: LLMatcher, one_way: bool = False):
+    Text that must follow is split into tokens once, where it begins, and each of them is the only one that may follow
+    in its place: with drafts and without, an answer is split alike.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int, one_way: bool = False):
         """A grammar that is `one_way` cannot take back what it was told."""
-        self._matcher, self.draftable = matcher, not one_way
+        self._matcher, self._words, self.draftable = matcher, -(-vocabulary // 32), not one_way
+        self._state = _UNKNOWN
+        self._before: list[_State] = []  # states before each token that is only supposed
 
     @property
     def over(self) -> bool:
@@ -105,42 +115,103 @@ class GrammarConstraint:
         """A token was said. One that the grammar forbids ends it."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
+            self._state = self._state.after(token)
+
+    def suppose(self, token: int) -> None:
+        """A token that may follow did, until it is taken back."""
+        self._before.append(self._state)
+        self.accept(token)
+
+    def take_back(self, count: int | None = None) -> None:
+        """Some supposed tokens, the last ones, or all, were not said."""
+        count = len(self._before) if count is None else count
+        if count:
+            self._matcher.rollback(count)
+            self._state = self._before[-count]
+            del self._before[-count:]
 
     def mask(self) -> Mask:
         """The tokens that may follow."""
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        forced = self._known().forced
+        if not forced:
+            return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        mask = np.zeros(self._words, np.uint32)
+        mask[forced[0] // 32] = 1 << forced[0] % 32
+        return mask
+
+    def instead(self, token: int) -> Mask | None:
+        """The tokens that may follow instead of this one; None if it may follow."""
+        state = self._known()
+        if state.free and self._matcher.validate_tokens([token]):
+            return None
+        mask = self.mask()
+        return None if _allows(mask, token) else mask
 
     def masks(self, draft: Draft) -> list[Mask | None]:
         """The tokens that may follow what was said, and each token of a draft; None after one that may not."""
         found: list[Mask | None] = [self.mask()]
-        path: list[int] = []  # nodes whose tokens have been consumed
-        for node in range(len(draft)):
-            before = _ancestors(draft, node)
-            if any(found[ancestor + 1] is None for ancestor in before):
+        path: list[int] = []  # nodes whose tokens are supposed
+        for node, token in enumerate(draft.tokens):
+            mask = found[draft.parents[node] + 1]
+            if mask is None or not _allows(mask, token):
                 found.append(None)
                 continue
+            before = _ancestors(draft, node)
             same = next((at for at, (a, b) in enumerate(zip(path, before, strict=False)) if a != b), len(before))
             same = min(same, len(path))
-            self._go_back(len(path) - same)
+            self.take_back(len(path) - same)
             for ancestor in before[same:]:
-                self._matcher.consume_token(draft.tokens[ancestor])
+                self.suppose(draft.tokens[ancestor])
             path = before
-            if self._matcher.is_stopped() or self._matcher.validate_tokens([draft.tokens[node]]) < 1:
+            if self._matcher.is_stopped():
                 found.append(None)
                 continue
-            self._matcher.consume_token(draft.tokens[node])
+            self.suppose(token)
             path = [*before, node]
             found.append(self.mask())
-        self._go_back(len(path))
+        self.take_back()
         return found
 
-    def forced(self, most: int) -> list[int]:
+    def forced(self, most: int) -> Sequence[int]:
         """Up to `most` tokens of text that must follow."""
-        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:most]
+        return self._known().forced[:most]
 
-    def _go_back(self, tokens: int) -> None:
-        if tokens:
-            self._matcher.rollback(tokens)
+    def _known(self) -> _State:
+        if self._state is _UNKNOWN:
+            matcher = self._matcher
+            if matcher.is_stopped():
+                self._state = _State((), free=False)
+            elif matcher.compute_ff_bytes():
+                self._state = _State(tuple(matcher.compute_ff_tokens()), free=False)
+            else:
+                self._state = _State((), free=True)
+        return self._state
+
+
+class _State(NamedTuple):
+    """Tokens that must follow. A place is `free` if not even a token's first letters are given there."""
+
+    forced: tuple[int, ...]
+    free: bool
+
+    def after(self, token: int) -> _State:
+        """What is known one token later."""
+        return _State(self.forced[1:], free=False) if self.forced[:1] == (token,) and self.forced[1:] else _UNKNOWN
+
+
+_UNKNOWN = _State((), free=False)
+
+
+def _allows(mask: Mask, token: int) -> bool:
+    return bool(int(mask[token // 32]) >> token % 32 & 1)
+
+
+def _begins(matcher: LLMatcher) -> bool:
+    """Whether anything can be said, and what must follow it after it was."""
+    matcher.compute_bitmask()
+    if not matcher.is_error() and not matcher.is_stopped():
+        matcher.consume_tokens(matcher.compute_ff_tokens())
+    return not matcher.is_error()
 
 
 def _ancestors(draft: Draft, node: int) -> list[int]:

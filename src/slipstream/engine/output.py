@@ -60,16 +60,16 @@ class OutputState:
         enough = not params.min_tokens or sequence.generated >= params.min_tokens
         constraint = sequence.constraint
         over = constraint is not None and constraint.over
+        failed = constraint is not None and constraint.failed
         reason: FinishReason | None = None
         stop: str | int | None = None
         if token in self.ends and (enough or over):
-            text, reason = self.detokenizer.finish(), "stop"
+            text, reason = self.detokenizer.finish(), "length" if failed else "stop"
             stop = token if token in params.stop_token_ids else None
         else:
             text = self.detokenizer.add(token)
             if over or len(sequence.tokens) >= sequence.limit:
-                whole = over and constraint is not None and not constraint.failed
-                text, reason = text + self.detokenizer.finish(), "stop" if whole else "length"
+                text, reason = text + self.detokenizer.finish(), "stop" if over and not failed else "length"
         if self.stops is not None and enough:
             text, hit = self.stops.add(text)
             if hit is not None:

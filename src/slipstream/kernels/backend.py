@@ -100,6 +100,9 @@ class Executable(Protocol):
         `inputs` [rows, width] are what the program's Input op takes. Raises ValueError if they are not that.
         """
 
+    def redraw(self, rows: Int32Array, draws: DrawColumns) -> Drawn:
+        """Draw some logit rows of the last step again, by `draws` instead. No step may be running since."""
+
     def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
         """Run a row and draw after it; then, a position further, the token that was drawn, with what was tapped as its
         `inputs`; and so on, in one slot after the other. Returns the tokens in their order, as draws of one step.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.kernels.backend import Float32Array, Int32Array, StepOutput, Worth
+from slipstream.kernels.reference.sampling import draw
 from slipstream.program import Rows
 from slipstream.program.sampling import DrawColumns, Drawn
 
@@ -21,6 +22,8 @@ class Immediate:
         self._last = StepOutput()
         self.ids: npt.NDArray[np.int32] | None = None
         """Tokens that the head's rows stand for; None: their own numbers."""
+        self._scores: Float32Array | None = None
+        """The last step's logits [logit rows, vocabulary]."""
 
     def set_vocabulary(self, tokens: npt.NDArray[np.int32]) -> None:
         """The head's rows stand for these tokens, ascending."""
@@ -36,6 +39,12 @@ class Immediate:
     ) -> StepOutput:
         """Run a step; a backend's own."""
         raise NotImplementedError
+
+    def redraw(self, rows: Int32Array, draws: DrawColumns) -> Drawn:
+        """Logit rows of the last step, drawn again otherwise."""
+        if self._scores is None or not len(self._scores) > rows.max(initial=-1) >= rows.min(initial=0) >= 0:
+            raise ValueError("the last step had no such logit rows")
+        return draw(self._scores[rows], draws, self.ids)
 
     def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
         """A chain of draws, step by step."""

@@ -97,6 +97,11 @@ class Draft:
             index = self.parents[index]
         return tokens[::-1]
 
+    def child(self, index: int, token: int) -> int | None:
+        """The draft token after another (or ROOT) that is `token`, if there is one."""
+        after = range(index + 1, len(self))
+        return next((at for at in after if self.parents[at] == index and self.tokens[at] == token), None)
+
     def accepted(self, drawn: Sequence[int]) -> list[int]:
         """Which draft tokens hold, given what the target drew after the last known token and after each of them.
 

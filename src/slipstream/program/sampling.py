@@ -117,6 +117,11 @@ class SamplingParams:
         return mask_of(self.allowed_tokens) if self.allowed_tokens else None
 
     @property
+    def filters(self) -> bool:
+        """Whether tokens are left out for being unlikely beside others."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0)
+
+    @property
     def has_penalties(self) -> bool:
         """Whether the tokens so far change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -161,6 +166,7 @@ def _masks(draws: Sequence[Draw]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np
     return which, masks
 
 
+_FIRST = np.zeros(1, np.int32)
 _NO_MASKS = np.empty((0, 0), np.uint32)
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_VALUES = np.empty((2, 0), np.float32)
@@ -225,6 +231,17 @@ class DrawColumns:
         return cls(
             ints, floats, np.full(count, draw.seed, np.uint64), np.zeros(count + 1, np.int32), _NO_TOKENS, _NO_VALUES,
             np.full(count, -1, np.int32), _NO_MASKS, p.logprobs or 0,
+        )  # fmt: skip
+
+    def of_row(self, row: int, mask: Mask) -> DrawColumns:
+        """One row's draw, from the tokens of a mask only."""
+        entries = slice(self.adjust_start[row], self.adjust_start[row + 1])
+        if (own := self.mask_of[row]) >= 0:
+            mask = both(self.masks[own], mask)
+        return DrawColumns(
+            np.ascontiguousarray(self.ints[:, row : row + 1]), np.ascontiguousarray(self.floats[:, row : row + 1]),
+            self.seed[row : row + 1], self.adjust_start[row : row + 2] - entries.start, self.adjust_token[entries],
+            np.ascontiguousarray(self.adjust_value[:, entries]), _FIRST, mask[None], self.most_logprobs,
         )  # fmt: skip
 
     def __len__(self) -> int:

@@ -34,6 +34,15 @@ class Constraint(Protocol):
     def mask(self) -> Mask:
         """The tokens that may follow."""
 
+    def instead(self, token: int) -> Mask | None:
+        """The tokens that may follow instead of this one; None if it may follow."""
+
+    def suppose(self, token: int) -> None:
+        """A token that may follow did, until `take_back`."""
+
+    def take_back(self) -> None:
+        """Nothing was supposed."""
+
     def masks(self, draft: Draft) -> SequenceOf[Mask | None]:
         """The tokens that may follow what was said, and each token of a draft; None after one that may not follow."""
 
@@ -112,9 +121,11 @@ class Sequence:
         return self.params.has_penalties or self.constraint is not None
 
     @property
-    def draws_alike(self) -> bool:
-        """Whether all tokens to come are drawn like the next one, but for their position."""
-        return not self.needs_history and self.generated + self.unknown >= self.params.min_tokens
+    def redraws(self) -> bool:
+        """Whether a token that is drawn without the constraint's mask, and may follow, is the one drawn with it: noise
+        is a token's own, and none is left out for what others there are.
+        """
+        return self.constraint is not None and not self.params.filters
 
     @property
     def repeats(self) -> bool:
@@ -126,9 +137,12 @@ class Sequence:
 
     @property
     def draws_plainly(self) -> bool:
-        """Whether they are drawn alike, and no logit is adjusted or masked for it."""
+        """Whether all tokens to come are drawn like the next one, but for position and constraint, and none of them has
+        its logits adjusted.
+        """
         p = self.params
-        return self.draws_alike and not (p.logit_bias or p.banned_tokens or p.allowed_tokens)
+        early = self.generated + self.unknown < p.min_tokens
+        return not (early or p.has_penalties or p.logit_bias or p.banned_tokens or p.allowed_tokens)
 
     def token(self, position: int) -> int:
         """The token at a position, or what stands for one that is unknown."""
@@ -146,9 +160,9 @@ class Sequence:
         if self.constraint is not None:
             self.constraint.accept(token)
 
-    def draw(self) -> Draw:
-        """How the token after the last one is drawn."""
-        mask = self.constraint.mask() if self.constraint is not None else None
+    def draw(self, *, masked: bool = True) -> Draw:
+        """How the token after the last one is drawn, by its constraint's mask or without it."""
+        mask = self.constraint.mask() if masked and self.constraint is not None else None
         return self.draw_after([], mask)
 
     def draw_after(self, path: list[int], mask: Mask | None = None) -> Draw:
@@ -158,12 +172,13 @@ class Sequence:
             mask = allowed if mask is None else both(allowed, mask)
         return Draw(self.params, self.seed, self.choice, at, adjust=self._adjust(path), mask=mask)
 
-    def draws(self, draft: Draft) -> list[Draw]:
+    def draws(self, draft: Draft, *, masked: bool = True) -> list[Draw]:
         """How the token after the last one, and after each draft token, is drawn."""
-        if self.draws_plainly:
+        masked = masked and self.constraint is not None
+        if self.draws_plainly and not masked:
             return [Draw(self.params, self.seed, self.choice, at) for at in self.draw_positions(draft)]
         paths = [[], *(draft.path(index) for index in range(len(draft)))]
-        masks = self.constraint.masks(draft) if self.constraint is not None else [None] * len(paths)
+        masks = self.constraint.masks(draft) if self.constraint is not None and masked else [None] * len(paths)
         return [self.draw_after(path, mask) for path, mask in zip(paths, masks, strict=True)]
 
     def draw_positions(self, draft: Draft) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -55,6 +57,12 @@ def instruction_set() -> str:
         return _native.isa()
     except RuntimeError as error:
         raise UsageError(f"SLIPSTREAM_ISA: {error}") from error
+
+
+@cache
+def build() -> str:
+    """Names the build of the kernels: another one may compute other bits."""
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:8]
 
 
 _SECONDS = len(OP_CLASSES) + 3
@@ -112,7 +120,7 @@ class NativeExecutable:
     @property
     def numerics(self) -> str:
         """Build, instruction set and activation rule."""
-        return f"native-{__version__}-layout{LAYOUT}-{self.isa}-{ACTIVATION_RULE}"
+        return f"native-{__version__}-{build()}-layout{LAYOUT}-{self.isa}-{ACTIVATION_RULE}"
 
     @property
     def weight_bytes(self) -> int:
@@ -193,6 +201,12 @@ class NativeExecutable:
         self.executor.copy_taps(side_by_side)
         taps = {name: side_by_side[:, place] for name, place in self._taps}
         return StepOutput(drawn, scores, taps, seconds, side_by_side)
+
+    def redraw(self, rows: Int32Array, draws: DrawColumns) -> Drawn:
+        """Logit rows of the last step, drawn again otherwise."""
+        drawn = Drawn.empty(draws)
+        self.executor.redraw(rows, native_draws(draws), drawn.tokens, drawn.logprobs)
+        return drawn
 
     def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
         """A chain of draws, in one call."""

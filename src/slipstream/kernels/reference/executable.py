@@ -100,6 +100,7 @@ class ReferenceExecutable(Immediate):
                         drawn = draw(scores, draws, self.ids)
                 case _:
                     values[op.out] = self._compute(op, values, rows)
+        self._scores = scores
         return StepOutput(drawn, scores if logits else None, taps)
 
     def _compute(self, op: ops.Op, values: Mapping[int, Float32Array], rows: Rows) -> Float32Array:

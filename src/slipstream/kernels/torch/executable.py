@@ -112,6 +112,7 @@ class TorchExecutable(Immediate):
                 case _:
                     values[op.out] = self._compute(op, values, rows, contexts)
         drawn = draw(scores, draws, self.ids) if draws is not None and scores is not None else None
+        self._scores = scores
         return StepOutput(drawn, scores if logits else None, taps)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
