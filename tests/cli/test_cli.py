@@ -149,6 +149,7 @@ def test_bench_start(tiny_gguf: Path) -> None:
     report = json.loads(out.stdout)
     assert 0 < report["later_starts"]["seconds"] < 30
     assert report["first_start"]["peak_bytes"] > 10e6
+    assert 1e4 < report["weight_bytes"] < tiny_gguf.stat().st_size
     size = report["installed"]
     assert size["bytes"] == sum(size["by_package"].values()) > size["by_package"]["numpy"] > 10e6
     assert size["packages"] == len(size["by_package"])

@@ -13,6 +13,7 @@ from slipstream.kernels.native import executable as executable_module
 from slipstream.kernels.native.pack_cache import HUGE_PAGE
 from slipstream.models import read_config, record_program
 from slipstream.models.weights import ModelWeights
+from slipstream.weights import StoredTensor
 from slipstream.weights.gguf import read_gguf
 from tests.conftest import write_tiny_gguf
 from tests.stepping import run_alone
@@ -41,6 +42,16 @@ def start(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, int]
     result = run_alone(NativeBackend(2, files=(path,)).compile(program, weights, 2), [1, 2, 3, 4])
     monkeypatch.setattr(executable_module, "pack", original)
     return result, packed
+
+
+def test_the_file_is_let_go_as_it_is_packed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first start holds the packed weights and no second copy of them."""
+    path, released = tmp_path / "m.gguf", []
+    monkeypatch.setattr(StoredTensor, "release", lambda tensor: released.append(tensor.name))
+    write_tiny_gguf(path)
+    _, packed = start(path, monkeypatch)
+    assert len(released) == packed > 5
+    assert "token_embd.weight" in released
 
 
 def test_second_start_damage_and_other_files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

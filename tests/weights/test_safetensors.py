@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import random
 import resource
 from pathlib import Path
@@ -14,6 +15,8 @@ import safetensors.torch
 import torch
 
 from slipstream.errors import ModelFileError
+from slipstream.program import TENSOR_TYPES
+from slipstream.weights import StoredTensor
 from slipstream.weights.safetensors import read_safetensors
 from tests.weights.test_gguf import mutate
 
@@ -87,6 +90,27 @@ def test_hostile_files_are_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=problem) as caught:
         read_safetensors(tmp_path)
     assert "model.safetensors" in str(caught.value)
+
+
+def test_what_was_read_can_be_let_go(tmp_path: Path) -> None:
+    """Its memory is the system's again, and it can be read once more; its neighbours' is left alone."""
+    numbers = np.arange(8 << 20, dtype=np.float32)
+    large, small = numbers.tobytes(), numbers[:999].tobytes()
+    ends = len(large), len(large) + len(small)
+    header = {"a": entry(shape=[len(numbers)], offsets=[0, ends[0]]), "b": entry(shape=[999], offsets=[*ends])}
+    tensors = read_safetensors(folder_with(tmp_path, file_of(header, large + small))).tensors
+    assert int(tensors["a"].data.sum()) > 0
+    before = resident_bytes()
+    for tensor in tensors.values():
+        tensor.release()
+    assert before - resident_bytes() > 0.9 * len(large)
+    assert np.array_equal(tensors["a"].float32(), numbers)
+    assert np.array_equal(tensors["b"].float32(), numbers[:999])
+    StoredTensor("c", TENSOR_TYPES["F32"], (4,), np.zeros(16, np.uint8)).release()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_missing_files(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def _start(r: dict[str, Any]) -> str:
         f"first output after {later['seconds']:.2f} s (turns {spread['min']:.2f}-{spread['max']:.2f}), peak memory "
         f"{later['peak_bytes'] / 1e6:.0f} MB; the first start, which packs: {first['seconds']:.2f} s, "
         f"{first['peak_bytes'] / 1e6:.0f} MB"
+        + (f" (weights {weights / 1e6:.0f} MB)" if (weights := r.get("weight_bytes")) else "")
         + (f"; installed {size['bytes'] / 1e6:.1f} MB in {size['packages']} packages" if size else "")
     )
 

@@ -146,24 +146,30 @@ def start(
     """Process start to first token, and peak memory: a first start that packs, then later ones. Installed size."""
     from slipstream.bench.installed import installed
     from slipstream.bench.start import measure
+    from slipstream.weights.open import open_checkpoint
     from slipstream.weights.references import resolve
 
     if turns < 1:
         raise UsageError("--turns must be positive")
     with progress_bar() as bar:
-        resolve(model, bar)
+        weights = open_checkpoint(resolve(model, bar)).nbytes
         options = ["--kv-cache-dtype", kv_cache_dtype, *(["--threads", str(threads)] if threads else [])]
         result = measure(model, options, turns, lambda i, n: bar("starting", i, n))
-    result["installed"] = size = installed()
+    result["weight_bytes"], result["installed"] = weights, (size := installed())
     report(result, json_output, out)
     if not json_output:
         table(
             f"start, {model}",
             [
-                (name, f"{values['seconds']:.2f} s", f"{values['peak_bytes'] / 1e6:.0f} MB")
+                (
+                    name,
+                    f"{values['seconds']:.2f} s",
+                    f"{values['peak_bytes'] / 1e6:.0f} MB",
+                    f"{(values['peak_bytes'] - 150e6) / weights:.2f}",
+                )
                 for name, values in (("first", result["first_start"]), ("later", result["later_starts"]))
             ],
-            ("start", "to first output", "peak memory"),
+            ("start", "to first output", "peak memory", "without 150 MB, in weights"),
         )
         table(
             f"installed: {size['bytes'] / 1e6:.1f} MB in {size['packages']} packages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,18 @@ class StoredTensor:
     def float32(self) -> npt.NDArray[np.float32]:
         """The numbers, dequantised, as float32 of `shape`."""
         return dequantize(self.data, self.type).reshape(self.shape)
+
+    def release(self) -> None:
+        """Let go of the memory that its mapped pages take until somebody reads them again."""
+        root: Any = self.data
+        while isinstance(root, np.ndarray):
+            root = root.base
+        mapped = root.obj if isinstance(root, memoryview) else root
+        if isinstance(mapped, mmap.mmap):
+            start = self.data.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+            first, end = -(-start // mmap.PAGESIZE), (start + self.data.nbytes) // mmap.PAGESIZE
+            if end > first:  # pages at the edges belong to its neighbours, too
+                mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,14 @@ def plan(
 def pack(
     packing: Packing, weights: WeightSource, shard: ShardPlan, packer: _native.Packer, out: _native.Matrix
 ) -> None:
-    """Fill `out` from the weight's stored blocks, or from its floats."""
+    """Fill `out` from the weight's stored blocks, or from its floats. What was read of its file is let go."""
     stored = weights.stored(packing.use, shard)
     if packing.through_float or stored is None:
         _pack_floats(weights.float32(packing.use, shard), packer, out)
     else:
         _pack_stored(stored, packer, out)
+    if stored is not None:
+        stored.tensor.release()
 
 
 def _pack_floats(values: np.ndarray, packer: _native.Packer, out: _native.Matrix) -> None:
