@@ -39,7 +39,9 @@ def test_generate(tiny_gguf: Path) -> None:
     assert {"prompt_tokens", "decode_tok_s", "ceiling_tok_s", "fraction_of_ceiling", "isa"} <= report["timings"].keys()
     again = json.loads(run(*arguments, "--json", "--threads", "1").stdout)
     assert again["token_ids"] == report["token_ids"]
-    assert "of the ceiling" in run(*arguments).stderr
+    people = run(*arguments).stderr
+    assert people.startswith(f"{tiny_gguf} on {report['timings']['isa']}, {report['timings']['threads']} threads\n")
+    assert "of the ceiling" in people
     several = json.loads(run(*arguments, "--json", "-n", "2", "--logprobs", "1").stdout)
     assert several["choices"][0]["token_ids"] == report["token_ids"]
     assert len(several["choices"][1]["logprobs"]) == 8
@@ -47,7 +49,7 @@ def test_generate(tiny_gguf: Path) -> None:
     assert chat.returncode == 0, chat.stderr
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "torch:cpu", "torch:cpu:bf16", "torch:bf16"])
 def test_other_backends(tiny_gguf: Path, backend: str) -> None:
     out = run(
         "generate", str(tiny_gguf), "-p", "hello", "--backend", backend, "--max-tokens", "4", "--json",
@@ -55,6 +57,14 @@ def test_other_backends(tiny_gguf: Path, backend: str) -> None:
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
     assert len(json.loads(out.stdout)["token_ids"]) == 4
+
+
+@pytest.mark.parametrize("backend", ["cuda", "torch:nowhere", "torch:cpu:int3", "reference:bf16", "native:cpu"])
+def test_backends_that_there_are_not(tiny_gguf: Path, backend: str) -> None:
+    out = run("generate", str(tiny_gguf), "-p", "hello", "--backend", backend)
+    assert out.returncode == 2
+    assert out.stderr.startswith("slipstream: ")
+    assert "Traceback" not in out.stderr
 
 
 @pytest.mark.parametrize(

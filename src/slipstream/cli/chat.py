@@ -22,6 +22,7 @@ from slipstream.cli.options import (
     Verify,
     load_options,
     open_drafted,
+    running_on,
 )
 from slipstream.engine.ceiling import Ceiling, measure_ceiling
 from slipstream.errors import UsageError
@@ -52,8 +53,8 @@ def chat(
     drafted = open_drafted(model, options, speculative, verify)
     ceiling = measure_ceiling(drafted.model)
     talk = Conversation(drafted, params, system, ceiling, json_output)
-    if sys.stdin.isatty():
-        print(f"{model} on {ceiling.isa if ceiling else backend}. {HELP}", file=sys.stderr)
+    if not json_output:
+        print(f"{model} on {running_on(drafted.model)}. {HELP}", file=sys.stderr)
     while (line := _read_line()) is not None:
         try:
             if line.startswith("/"):

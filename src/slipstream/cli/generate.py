@@ -22,6 +22,7 @@ from slipstream.cli.options import (
     load_options,
     open_drafted,
     progress_bar,
+    running_on,
 )
 from slipstream.engine import Chunk, Engine, LoadOptions, Model, Timings
 from slipstream.engine.ceiling import Ceiling, measure_ceiling
@@ -104,6 +105,8 @@ def generate(
     drafted = open_drafted(model, options, speculative, verify, quick=not explain)
     loaded = drafted.model
     load_seconds = time.perf_counter() - started
+    if not json_output:
+        print(f"{model} on {running_on(loaded)}", file=sys.stderr)
     engine = drafted.engine()
     number = engine.add(_tokens(loaded, text, chat, system), params)
     chunks = engine.run(number)

@@ -30,7 +30,7 @@ MaxModelLen = Annotated[int | None, Option("--max-model-len", help="Longest cont
 KvCacheDtype = Annotated[str, Option("--kv-cache-dtype", help="bf16 or int8.")]
 Quantization = Annotated[str, Option("--quantization", help="For models in floats: none, int8 or int4.")]
 Threads = Annotated[int | None, Option("--threads", help="Default: all cores this process may use.")]
-Backend = Annotated[str, Option("--backend", help="native, reference or torch.")]
+Backend = Annotated[str, Option("--backend", help="native, reference or torch[:DEVICE][:bf16].")]
 
 Speculation = Annotated[
     str,
@@ -50,8 +50,8 @@ def load_options(
         raise UsageError(f"--kv-cache-dtype must be bf16 or int8, not {kv_cache_dtype!r}")
     if quantization not in ("none", "int8", "int4"):
         raise UsageError(f"--quantization must be none, int8 or int4, not {quantization!r}")
-    if backend not in ("native", "reference", "torch"):
-        raise UsageError(f"--backend must be native, reference or torch, not {backend!r}")
+    if backend.partition(":")[0] not in ("native", "reference", "torch") or backend.startswith("native:"):
+        raise UsageError(f"--backend must be native, reference or torch[:DEVICE][:bf16], not {backend!r}")
     for name, value in (("--max-model-len", max_model_len), ("--threads", threads)):
         if value is not None and not 1 <= value <= 1 << 24:
             raise UsageError(f"{name} must be positive, not {value}")
@@ -60,7 +60,7 @@ def load_options(
 
         check_threads("--threads", threads)
     return LoadOptions(
-        backend=backend,  # type: ignore[arg-type]
+        backend=backend,
         max_len=max_model_len,
         kv_format=KVFormat(kv_cache_dtype),
         quantization=quantization,  # type: ignore[arg-type]
@@ -146,6 +146,13 @@ def open_drafted(
         if controller is not None or not quick:
             cost = cost_model(model, lambda i, n: bar("fitting the cost model", i, n), quick=quick)
     return Drafted(model, controller, cost, verification)
+
+
+def running_on(model: Model) -> str:
+    """The path in use: an instruction set and its threads, or a backend."""
+    executable = model.executable
+    isa, threads = getattr(executable, "isa", None), getattr(executable, "threads", None)
+    return f"{isa}, {threads} threads" if isa else executable.numerics
 
 
 def table(title: str, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:

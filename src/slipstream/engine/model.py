@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,6 @@ from slipstream.weights.references import resolve
 if TYPE_CHECKING:
     from slipstream.text.template import ChatTemplate
 
-BackendName = Literal["native", "reference", "torch"]
 Quantization = Literal["none", "int8", "int4"]
 DEFAULT_MAX_LEN = 4096
 DEFAULT_SEQUENCES = 4
@@ -43,7 +43,8 @@ Progress = Callable[[str, int, int], None]
 class LoadOptions:
     """How to load a model; None means: choose."""
 
-    backend: BackendName = "native"
+    backend: str = "native"
+    """Or another's name, with a colon and its setting if it takes one: `reference`, `torch:cuda:bf16`."""
     max_len: int | None = None
     kv_format: KVFormat = KVFormat.BF16
     quantization: Quantization = "none"
@@ -181,13 +182,9 @@ def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | 
         files: tuple[Path, ...] = checkpoint.files if options.pack_cache else ()
         report = (lambda done, total: progress("packing", done, total)) if progress else None
         return NativeBackend(options.threads, options.max_rows, options.quantization, files, report)
-    if options.backend == "torch":
-        from slipstream.kernels.torch import TorchBackend
-
-        return TorchBackend()
-    from slipstream.kernels.reference import ReferenceBackend
-
-    return ReferenceBackend()
+    name, _, setting = options.backend.partition(":")
+    backend: Backend = import_module(f"slipstream.kernels.{name}").named(setting)
+    return backend
 
 
 def core_to_spare(model: Model) -> bool:
