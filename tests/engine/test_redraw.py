@@ -76,7 +76,7 @@ class Pieces:
         self.inner.train_from_iterator(texts, trainer)
         self.special, self.eos, self.bos = {"<end>": 0}, frozenset({0}), None
         names = [self.inner.id_to_token(token) or "" for token in range(700)]
-        letters = {letter: byte for byte, letter in enumerate(byte_alphabet())}
+        letters = byte_alphabet()
         self.token_bytes = [b"", *(bytes(letters[letter] for letter in name) for name in names[1:])]
 
     def encode(self, text: str, **_: Any) -> list[int]:

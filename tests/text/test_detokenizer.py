@@ -26,6 +26,23 @@ def test_bytes_that_are_no_text_lose_nothing(raw: bytes) -> None:
     assert parts == raw.decode("utf-8", "replace")
 
 
+PIECES = [b" a", b"\xc3", b"\xa9", b" ", b"", b"\xf0\x9f", b"\x98\x80", b"z", b"\xff"]
+
+
+@given(st.lists(st.lists(st.integers(0, len(PIECES)), max_size=8), max_size=8), st.booleans())
+def test_what_others_have_learned_changes_nothing(answers: list[list[int]], strip: bool) -> None:
+    """Answers share the texts of tokens; each comes to what it comes to alone."""
+    texts: dict[int, str] = {}
+    for tokens in answers:
+        together, alone = Detokenizer(PIECES, strip, texts=texts), Detokenizer(PIECES, strip)
+        parts = [together.add(token) for token in tokens] + [together.finish()]
+        assert parts == [alone.add(token) for token in tokens] + [alone.finish()]
+        raw = b"".join(PIECES[token] for token in tokens if token < len(PIECES))
+        first = next((PIECES[token] for token in tokens if token < len(PIECES) and PIECES[token]), b"")
+        wanted = raw[1:] if strip and first.startswith(b" ") else raw
+        assert "".join(parts) == wanted.decode("utf-8", "replace")
+
+
 def test_first_space_and_unknown_ids() -> None:
     detokenizer = Detokenizer([b"", b" a", b" b"], strip_first_space=True)
     assert [detokenizer.add(token) for token in (0, 1, 2, 99, -1)] == ["", "a", " b", "", ""]

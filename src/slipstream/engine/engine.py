@@ -294,8 +294,8 @@ class Engine:
             return False
         flight.repeat(flight.output.drawn, begun, self._holdings.take)
         self.last_step = flight.rows, flight.draws
-        for sequence in flight.drawing:
-            self.served[sequence.tenant] += 1
+        for tenant, rows in flight.tenants.items():
+            self.served[tenant] += rows
         self._depart(flight)
         return True
 
@@ -315,7 +315,8 @@ class Engine:
         flight = self._flights.popleft()
         output = flight.output = flight.output or self.model.executable.collect()
         ran = time.perf_counter()
-        redraw_forbidden(flight, self.model.executable)
+        if flight.unmasked:
+            redraw_forbidden(flight, self.model.executable)
         unwanted = flight.unwanted()
         chunks: list[Chunk] = []
         self.drafting.computed(flight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -47,8 +48,9 @@ class Flight:
     `begun` and `planned` are when its planning began and when it was handed to the executable, `expected` how long it
     should run, if anybody asked; `output` is there at once if it was run at once. A `repeatable` step differs from the
     next one of the same sequences only in tokens, positions and masks, and has been run `repeats` times more, a token
-    further each time. One that masks `late` draws without constraints' masks where it may (see `engine/redraw.py`).
-    Of a step with drafts, `tokens` says how many each drawing sequence got out of it.
+    further each time. Of the drawing sequences with a constraint, those at the places `masked` draw by its mask, and
+    those at `unmasked` without (see `engine/redraw.py`); `tenants` counts all by tenant. Of a step with drafts,
+    `tokens` says how many each drawing sequence got out of it.
     """
 
     spans: list[Leg]
@@ -56,7 +58,6 @@ class Flight:
     firsts: list[int]
     rows: Rows
     draws: DrawColumns | None
-    late: bool
     begun: float
     drafts: dict[int, Draft]
     planned: float = 0.0
@@ -67,17 +68,26 @@ class Flight:
     expected: float | None = None
     tokens: list[int] = field(default_factory=list)
     forecast: Forecast = field(default_factory=Forecast)
+    masked: list[int] = field(default_factory=list)
+    unmasked: list[int] = field(default_factory=list)
+    tenants: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, spans: SequenceOf[SpanPlan], begun: float, drafts: dict[int, Draft], *, late: bool = True) -> Flight:
         """The step of `spans`, whose sequences hold the blocks for it; `drafts` are theirs, by id of the sequence."""
         legs = [Leg(s, s.computed, rows, drafts.get(id(s)) if drafts else None) for s, rows, _ in spans]
         drawing = [leg.sequence for leg in legs if leg.rows == leg.sequence.missing]
-        firsts, columns = _draws_of(drawing, drafts, late)
+        held = [index for index, sequence in enumerate(drawing) if sequence.constraint is not None]
+        unmasked = [index for index in held if late and drawing[index].redraws]
+        masked = [index for index in held if index not in unmasked]
+        firsts, columns = _draws_of(drawing, drafts, masked)
         deadline = min((leg.sequence.deadline for leg in legs), default=math.inf)
         rows = rows_of(legs)
         repeatable = not drafts and len(rows) == len(drawing) and all(sequence.repeats for sequence in drawing)
-        return cls(legs, drawing, firsts, rows, columns, late, begun, drafts, repeatable=repeatable, deadline=deadline)
+        return cls(
+            legs, drawing, firsts, rows, columns, begun, drafts, repeatable=repeatable, deadline=deadline,
+            masked=masked, unmasked=unmasked, tenants=Counter(sequence.tenant for sequence in drawing),
+        )  # fmt: skip
 
     def repeat(self, drawn: Drawn, begun: float, take: Callable[[Sequence, int], None]) -> None:
         """Become the next step, whose tokens the last one drew; `take` gives a sequence blocks for so many rows."""
@@ -91,11 +101,13 @@ class Flight:
                 take(sequence, 1)
                 rows.slot[index] = sequence.slot(sequence.computed)
                 self.rows = rows = rows.with_table(index, sequence.blocks)
-            if sequence.constraint is not None and not (self.late and sequence.redraws):
-                mask = sequence.constraint.mask()
-                draws.masks[draws.mask_of[index], : len(mask)] = mask
             sequence.computed += 1
             sequence.unknown = 1
+        for index in self.masked:
+            constraint = self.drawing[index].constraint
+            assert constraint is not None
+            mask = constraint.mask()
+            draws.masks[draws.mask_of[index], : len(mask)] = mask
         self.begun = begun
         self.repeats += 1
 
@@ -135,22 +147,18 @@ def span_records(flight: Flight, repeats: int, unwanted: Container[int]) -> Iter
         yield SpanRecord(sequence.request, kind, at, rows, int(draws), int(draws and index not in unwanted))
 
 
-def _draws_of(drawing: list[Sequence], drafts: dict[int, Draft], late: bool) -> tuple[list[int], DrawColumns | None]:
+def _draws_of(
+    drawing: list[Sequence], drafts: dict[int, Draft], masked: list[int]
+) -> tuple[list[int], DrawColumns | None]:
     """(each sequence's first draw, all draws)."""
-    masked = [sequence.constraint is not None and not (late and sequence.redraws) for sequence in drawing]
     if not drafts:
-        draws = [sequence.draw(masked=asked) for sequence, asked in zip(drawing, masked, strict=True)]
+        draws = [sequence.draw(masked=index in masked) for index, sequence in enumerate(drawing)]
         return list(range(len(draws))), DrawColumns.of(draws) if draws else None
-    if (
-        len(drawing) == 1
-        and (draft := drafts.get(id(drawing[0]))) is not None
-        and drawing[0].draws_plainly
-        and not masked[0]
-    ):
+    if len(drawing) == 1 and not masked and drawing[0].draws_plainly and (draft := drafts.get(id(drawing[0]))):
         return [0], DrawColumns.along(drawing[0].draw(masked=False), drawing[0].draw_positions(draft))
     firsts, draws = [], []
-    for sequence, asked in zip(drawing, masked, strict=True):
-        draft = drafts.get(id(sequence))
+    for index, sequence in enumerate(drawing):
+        draft, asked = drafts.get(id(sequence)), index in masked
         firsts.append(len(draws))
         draws += [sequence.draw(masked=asked)] if draft is None else sequence.draws(draft, masked=asked)
     return firsts, DrawColumns.of(draws) if draws else None

@@ -45,18 +45,23 @@ class OutputState:
     detokenizer: Detokenizer = field(init=False)
     stops: StopStrings | None = field(init=False)
     ends: frozenset[int] = field(init=False)
+    simple: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.sequence.params
         self.detokenizer = self.tokenizer.detokenizer(params.shown)
         self.stops = StopStrings(params.stop) if params.stop else None
+        self.simple = self.stops is None and self.sequence.constraint is None
         self.ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.ends |= self.sequence.eos
 
     def add(self, token: int, logprobs: tuple[TokenLogprob, ...] = ()) -> Chunk:
         """Account for a token that was just appended to the sequence."""
-        sequence, params = self.sequence, self.sequence.params
+        sequence = self.sequence
+        if self.simple and token not in self.ends and len(sequence.tokens) < sequence.limit:
+            return Chunk(sequence.request, sequence.choice, self.detokenizer.add(token), (token,), logprobs)
+        params = sequence.params
         enough = not params.min_tokens or sequence.generated >= params.min_tokens
         constraint = sequence.constraint
         over = constraint is not None and constraint.over

@@ -17,11 +17,12 @@ from slipstream.program.draft import ROOT
 def redraw_forbidden(flight: Flight, executable: Executable) -> None:
     """Draw again, in place, what a step drew although it may not follow: after known tokens and drafts that hold."""
     drawn = flight.output.drawn if flight.output is not None else None
-    if drawn is None or flight.draws is None or not flight.late:
+    if drawn is None or flight.draws is None:
         return
-    for first, sequence in zip(flight.firsts, flight.drawing, strict=True):
+    for index in flight.unmasked:
+        first, sequence = flight.firsts[index], flight.drawing[index]
         constraint = sequence.constraint
-        if constraint is None or sequence.ended or not sequence.redraws:
+        if constraint is None or sequence.ended:
             continue
         draft, node = flight.drafts.get(id(sequence)), ROOT
         while True:

@@ -116,12 +116,12 @@ class SamplingParams:
         """`allowed_tokens` as a mask, if there are any."""
         return mask_of(self.allowed_tokens) if self.allowed_tokens else None
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether tokens are left out for being unlikely beside others."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0)
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether the tokens so far change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

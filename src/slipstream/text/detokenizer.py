@@ -12,6 +12,7 @@ class Detokenizer:
 
     Bytes that can never become a character come out as U+FFFD. `strip_first_space` drops the space that
     SentencePiece puts before a text. `shown` is what stands for special tokens, which give no text otherwise.
+    `texts` are those of tokens that are whole characters, as far as they are known; it learns more.
     """
 
     def __init__(
@@ -19,7 +20,10 @@ class Detokenizer:
         token_bytes: Sequence[bytes],
         strip_first_space: bool = False,
         shown: Mapping[int, bytes] = MappingProxyType({}),
+        texts: dict[int, str] | None = None,
     ):
+        self._texts = {} if texts is None else texts
+        self._whole = not strip_first_space
         self._bytes, self._count, self._shown = token_bytes, len(token_bytes), shown
         self._unfinished = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -27,6 +31,8 @@ class Detokenizer:
 
     def add(self, token: int) -> str:
         """Text that the token completes, perhaps none."""
+        if self._whole and (text := self._texts.get(token)) is not None:
+            return text
         raw = self._bytes[token] if 0 <= token < self._count else b""
         if not raw and self._shown:
             raw = self._shown.get(token, b"")
@@ -34,11 +40,17 @@ class Detokenizer:
             raw, self._strip = raw.removeprefix(b" "), False
         if not self._unfinished:
             try:
-                return raw.decode()
+                text = raw.decode()
             except UnicodeDecodeError:
                 pass  # perhaps only half a character yet
+            else:
+                if self._whole:
+                    self._texts[token] = text
+                self._whole = not self._strip
+                return text
         text = self._decoder.decode(raw)
         self._unfinished = bool(self._decoder.getstate()[0])
+        self._whole = not (self._unfinished or self._strip)
         return text
 
     def finish(self) -> str:

@@ -48,6 +48,10 @@ class Tokenizer:
     names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
+    def _texts(self) -> dict[int, str]:
+        return {}
+
+    @cached_property
     def _special_texts(self) -> list[str]:
         return sorted(filter(None, self.special))
 
@@ -81,7 +85,7 @@ class Tokenizer:
         """A fresh incremental decoder. Special tokens are text only if they are `shown`."""
         wanted = set(shown)
         names = {token: text.encode() for text, token in self.special.items() if token in wanted} if wanted else {}
-        return Detokenizer(self.token_bytes, self.strip_first_space, names)
+        return Detokenizer(self.token_bytes, self.strip_first_space, names, None if names else self._texts)
 
     def encode_chat(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Token ids of a conversation. Only the template can write special tokens, neither messages nor `variables`."""
