@@ -70,7 +70,7 @@ int draw_of_few(const float* logits, const std::vector<int>& places, const int32
   float best = kNever;
   int at = places[0];
   for (size_t i = 0; i < places.size(); ++i) {
-    const float value = logits[places[i]] * scale + noise[i];
+    const float value = __builtin_fmaf(logits[places[i]], scale, noise[i]);  // as where all tokens are looked at
     if (value > best) {
       best = value;
       at = places[i];
