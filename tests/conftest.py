@@ -22,8 +22,11 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CONTEXT = 512
 
 
-def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0) -> None:
-    """A random Llama whose vocabulary is the 256 bytes and three special tokens."""
+def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0, says: str = "") -> None:
+    """A random Llama whose vocabulary is the 256 bytes and three special tokens.
+
+    With `says` that is one more token, and no chance: it says this after whatever it is asked, and ends.
+    """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     heads, kv_heads, ffn = 4, 2, 2 * hidden
@@ -36,8 +39,10 @@ def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*byte_alphabet(), *SPECIAL])
-    writer.add_token_types([1] * 256 + [3] * 3)
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
+    said = ["".join(letters[byte] for byte in says.encode())] if says else []
+    writer.add_token_list([*byte_alphabet(), *SPECIAL, *said])
+    writer.add_token_types([1] * 256 + [3] * 3 + [1] * len(said))
     writer.add_token_merges([])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)
@@ -51,7 +56,14 @@ def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0
     def norm(name: str) -> None:
         writer.add_tensor(name, np.ones(hidden, np.float32))
 
-    matrix("token_embd.weight", 259, hidden, 3.0)
+    if says:  # everything means the first axis and is followed by the text; the text means the second, and ends
+        meanings, following = np.zeros((260, hidden), np.float32), np.zeros((260, hidden), np.float32)
+        meanings[:259, 0] = meanings[259, 1] = 1.0
+        following[259, 0] = following[258, 1] = 5.0
+        for name, values in (("token_embd.weight", meanings), ("output.weight", following)):
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    else:
+        matrix("token_embd.weight", 259, hidden, 3.0)
     norm("output_norm.weight")
     for layer in range(layers):
         at = f"blk.{layer}."
@@ -60,10 +72,10 @@ def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0
         matrix(at + "attn_q.weight", hidden, hidden, 2.0)
         matrix(at + "attn_k.weight", hidden // 2, hidden, 2.0)
         matrix(at + "attn_v.weight", hidden // 2, hidden)
-        matrix(at + "attn_output.weight", hidden, hidden)
+        matrix(at + "attn_output.weight", hidden, hidden, 0.0 if says else 1.0)
         matrix(at + "ffn_gate.weight", ffn, hidden)
         matrix(at + "ffn_up.weight", ffn, hidden)
-        matrix(at + "ffn_down.weight", hidden, ffn)
+        matrix(at + "ffn_down.weight", hidden, ffn, 0.0 if says else 1.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

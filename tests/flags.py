@@ -1,6 +1,6 @@
-"""The page of commands and flags, as the program has them. `python -m tests.flags > docs/flags.md` makes it.
+"""The page of commands, flags and variables, as the program has them. `python -m tests.flags > docs/flags.md` makes it.
 
-Here too: which environment variables the code reads, so that none stays unsaid in docs/install.md.
+What a variable means docs/install.md says; here it is found out which there are, so that none stays unsaid.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from slipstream.cli.app import app
 from slipstream.cli.commands import Group
 
 ROOT = Path(__file__).parents[1]
+OURS = "SLIPSTREAM_"
 NAMED_SO = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """What a variable's name looks like."""
 IN_THE_CORE = re.compile(r'getenv\("(\w+)"\)')
+TO_BE_SET = re.compile(rf"\b({NAMED_SO.pattern})=")
+"""How a message tells people to set one, which some library reads."""
 
 
 def commands(command: click.Command | None = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -54,6 +57,9 @@ def page() -> str:
         usage = [f"slipstream {name}", *(_name(p) for p in command.params if isinstance(p, click.Argument)), "[FLAGS]"]
         lines += ["", f"## {name}", "", f"    {' '.join(usage)}", "", _plain(command.help or ""), ""]
         lines += ["| | default | |", "|---|---|---|", *(_row(parameter) for parameter in command.params)]
+    lines += ["", "## Variables", "", "[What they mean](install.md#environment).", "", "| | named in |", "|---|---|"]
+    for name, files in sorted(variables().items(), key=lambda found: (not found[0].startswith(OURS), found[0])):
+        lines.append(f"| `{name}` | {', '.join(f'`{file}`' for file in files)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -82,24 +88,31 @@ def _plain(text: str) -> str:
     return re.sub(r"([\[\]|<*])", r"\\\1", text)
 
 
-def variables() -> set[str]:
-    """Environment variables that the code reads: the package's and the core's."""
-    found = set()
+def variables() -> dict[str, list[str]]:
+    """Environment variables that the code reads by name, the package's and the core's, and where."""
+    found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
-        found |= read_by(path.read_text())
+        for name in read_by(path.read_text()):
+            found.setdefault(name, []).append(str(path.relative_to(ROOT / "src" / "slipstream")))
     for path in sorted((ROOT / "native" / "src").rglob("*.?pp")):
-        found |= set(IN_THE_CORE.findall(path.read_text()))
+        for name in IN_THE_CORE.findall(path.read_text()):
+            found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     return found
 
 
 def read_by(source: str) -> set[str]:
-    """Variables that a file of Python reads; where it says a name for one, all constants that it could stand for."""
+    """Variables that a file of Python reads, or tells people to set.
+
+    Where it says a name for one, these are all constants that it could stand for.
+    """
     tree = ast.parse(source)
     keys = [key for node in ast.walk(tree) if (key := _key(node)) is not None]
     known = {key.value for key in keys if isinstance(key, ast.Constant)}
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     if not all(isinstance(key, ast.Constant) for key in keys):
-        known |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    return {name for name in known if isinstance(name, str) and NAMED_SO.fullmatch(name)}
+        known |= constants
+    told = {match[1] for text in constants if isinstance(text, str) for match in TO_BE_SET.finditer(text)}
+    return told | {name for name in known if isinstance(name, str) and NAMED_SO.fullmatch(name)}
 
 
 def _key(node: ast.AST) -> ast.expr | None:

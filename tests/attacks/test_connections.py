@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import os
 import signal
 import socket
@@ -14,6 +16,8 @@ import httpx
 import pytest
 
 from slipstream.cli.serve import _listen
+from slipstream.serving.errors import ApiError
+from slipstream.serving.keys import hashed, load_keys
 from tests.attacks.helpers import SOURCE, engines_of
 from tests.serving.conftest import COMMAND, KEY, Server
 
@@ -149,3 +153,27 @@ class Test10Keys:
         source = (SOURCE / "slipstream" / "serving" / "keys.py").read_text()
         assert "hmac.compare_digest" in source
         assert "== digest" not in source
+
+    @pytest.mark.parametrize(
+        ("shown", "fits"),
+        [
+            ("Bearer first key", "key-1"), ("Bearer second key", "key-2"), ("Bearer third key", "key-3"),
+            ("Bearer no key of ours", None), ("Basic first key", None), ("", None),
+        ],
+    )  # fmt: skip
+    def test_every_key_is_compared_whichever_fits(
+        self, shown: str, fits: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whole digests, in the same order, by what takes as long for all: the first as well as the last, and none."""
+        known, compare = ["first key", "second key", "third key"], hmac.compare_digest
+        keys, compared, found = load_keys(known, None), list[tuple[bytes, bytes]](), None
+
+        def counted(one: bytes, other: bytes) -> bool:
+            compared.append((one, other))
+            return compare(one, other)
+
+        monkeypatch.setattr(hmac, "compare_digest", counted)
+        with contextlib.suppress(ApiError):
+            found = keys.find(shown).name
+        assert found == fits
+        assert compared == [(hashed(key), hashed(shown.partition(" ")[2])) for key in known]

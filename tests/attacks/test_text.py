@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
+from slipstream.engine.desk import MOST_SECONDS
 from slipstream.text import load_tokenizer
 from slipstream.text.parsers import TOOLS, CallArguments, CallBegins, OutputParser
 from slipstream.text.sandbox import TemplateError
@@ -171,6 +173,16 @@ class Test3Served:
         assert not engines_of(tmp_path / "broken.gguf"), "no process is left"
 
 
+def soonest(send: Callable[[int], None]) -> float:
+    """The least seconds of three: other work on the machine comes and goes, what is wrong is always so."""
+    seconds = []
+    for number in range(3):
+        begun = time.monotonic()
+        send(number)
+        seconds.append(time.monotonic() - begun)
+    return min(seconds)
+
+
 class Test4Grammars:
     @pytest.mark.parametrize(
         "body",
@@ -183,23 +195,35 @@ class Test4Grammars:
         ],
     )  # fmt: skip
     def test_a_bad_grammar_is_a_400_soon(self, tenants: Server, body: dict[str, Any]) -> None:
-        begun = time.monotonic()
-        with tenants.client() as http:
-            answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, **body})
-        took = time.monotonic() - begun
-        assert answer.status_code == 400, answer.text[:300]
-        assert took < 10.0, "a hang, on however slow a machine"
+        def send(_: int) -> None:
+            with tenants.client() as http:
+                answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, **body})
+            assert answer.status_code == 400, answer.text[:300]
+
+        assert soonest(send) < MOST_SECONDS
         with tenants.client() as http:
             assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
-    @pytest.mark.parametrize("pattern", ["(a+)+" * 500 + "$", "(a|a)*b", "(.*a){30}", "((a{1,999}){1,999}){1,999}"])
-    def test_a_pattern_that_others_choke_on_costs_no_time(self, tenants: Server, pattern: str) -> None:
-        """Matching takes time that grows with the text, whatever the pattern: it is used, or refused, soon."""
-        begun = time.monotonic()
-        with tenants.client() as http:
-            body = {"prompt": "x", "max_tokens": 20, "guided_regex": pattern}
-            assert http.post("/v1/completions", json=body).status_code in (200, 400)
-        assert time.monotonic() - begun < 10.0
+    @pytest.mark.parametrize(
+        ("pattern", "said"),
+        [
+            ("(a|a)*b", "a*b?"), ("(.*a){30}", ".*"), ("((a{1,999}){1,999}){1,999}", "a+"), ("^(a+)+$", "a+"),
+            ("^(a|aa)+$", "a+"), ("(a+)+" * 500 + "$", None),
+        ],
+    )  # fmt: skip
+    def test_a_pattern_that_others_choke_on_costs_no_time(
+        self, tenants: Server, pattern: str, said: str | None
+    ) -> None:
+        """Matching takes time that grows with the text, whatever the pattern: it is kept to, or refused, soon."""
+
+        def send(number: int) -> None:
+            regex = "(?:" * number + pattern + ")" * number  # another text: what is known is not compiled again
+            with tenants.client() as http:
+                answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 20, "guided_regex": regex})
+            assert answer.status_code == (400 if said is None else 200), answer.text[:300]
+            assert said is None or re.fullmatch(said, answer.json()["choices"][0]["text"])
+
+        assert soonest(send) < MOST_SECONDS
 
 
 class Test5ToolParsers:

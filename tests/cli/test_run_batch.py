@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipstream.errors import UsageError
-from slipstream.serving.batch import answered, read_batch
+from slipstream.serving.batch import Done, answered, read_batch, run_batch
 from tests.cli.test_cli import run
 
 
@@ -47,6 +48,35 @@ def test_a_batch_and_the_rest_of_it(tiny_gguf: Path, tmp_path: Path) -> None:
     assert found["bad"]["response"]["status_code"] == 400
     assert found["stream"]["error"]["code"] == "invalid_request"
     assert found["r3"]["response"]["body"]["choices"][0]["text"]
+
+
+def test_a_name_that_comes_again_is_an_error(tmp_path: Path) -> None:
+    """Its first line is answered, in whatever run, and once; each later one is told so, and counts as failed."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked: list[str] = []
+    statuses = [429, 429, 400, 400, 400]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(json.loads((await receive())["body"])["prompt"])
+        await send({"type": "http.response.start", "status": statuses.pop(0), "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    def answer(*prompts: str) -> Done:
+        source.write_text("\n".join(line(name, prompt=f"{name} {at}") for at, name in enumerate(prompts)))
+        return asyncio.run(run_batch(app, read_batch(source), out, 2, lambda _: None))
+
+    def rows() -> list[tuple[str, Any]]:
+        found = [json.loads(row) for row in out.read_text().splitlines()]
+        return sorted((row["custom_id"], (row["error"] or {}).get("code") or "") for row in found)
+
+    told = [("a", ""), ("a", "duplicate_custom_id"), ("a", "duplicate_custom_id"), ("b", "")]
+    for failed, known in ((4, 0), (4, 0), (2, 2)):
+        done = answer("a", "b", "a", "a")
+        assert (done.answered, done.failed, done.known) == (0, failed, known)
+        assert rows() == told
+    assert asked == ["a 0", "b 1"] * 2, "again where it was too busy, and no other time"
+    assert answer("a", "b", "c").known == 2, "what is mended is mended"
+    assert rows() == [("a", ""), ("b", ""), ("c", "")]
 
 
 def alive(pid: str) -> bool:

@@ -15,6 +15,7 @@ from slipstream.engine.engine import SHELVE_EVERY
 from slipstream.engine.shelving import parse_store
 from slipstream.errors import UsageError
 from slipstream.kvcache import Shelf
+from slipstream.kvcache.shelf import MAGIC, MOST_HEADER
 from slipstream.program import BLOCK_SLOTS
 from slipstream.program.sampling import SamplingParams
 from tests.engine.test_jitter import Said, collect
@@ -106,6 +107,15 @@ def test_damage_costs_time_and_nothing_else(model: Model, tmp_path: Path) -> Non
     assert cached == 288, "what was damaged was written anew"
 
 
+HEADERS = {
+    "brackets": b"[" * 60_000, "braces": b'{"hash":' * 8_000, "numbers for all": b'{"hash": 5, "tokens": 5}',
+    "a long number": b'{"hash": %s, "tokens": []}' % (b"9" * 9_000), "endless": b'{"hash": "", "tokens": [1e999]}',
+    "a list": b"[]", "nothing": b"null", "a text": b'"hash"', "a number": b"7", "no tokens": b'{"hash": ""}',
+    "no text": b"\xff\xfe\xff", "half a character": b'{"hash": "\\ud800"}', "no end": b"x" * (MOST_HEADER + 9),
+}  # fmt: skip
+"""What a block's header may be instead."""
+
+
 def damaged(raw: bytes, how: str) -> bytes:
     """A block's file as it may be found."""
     match how:
@@ -119,11 +129,13 @@ def damaged(raw: bytes, how: str) -> bytes:
             return bytes(len(raw))
         case "another kind":
             return b"GGUF" + raw
+        case _ if how in HEADERS:
+            return MAGIC + HEADERS[how] + b"\n" + raw[raw.index(b"\n", len(MAGIC)) + 1 :]
         case _:
             return raw[:-1] + bytes([raw[-1] ^ 1])
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "longer", "zeros", "another kind", "a bit", "gone"])
+@pytest.mark.parametrize("how", ["empty", "cut", "longer", "zeros", "another kind", "a bit", "gone", *HEADERS])
 def test_damage_is_told(model: Model, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """What is damaged is not taken, is said by name when it is come upon, and is written anew."""
     plain, _ = say(Engine(model, prefix_cache=False))
@@ -211,6 +223,22 @@ def test_other_weights_find_nothing(model: Model, tmp_path: Path) -> None:
     other = Engine(model)
     other.keep_blocks(shelf)
     assert say(other)[1] == 0
+
+
+@pytest.mark.parametrize("what", ["__version__", "build", "LAYOUT", "instruction_set", "ACTIVATION_RULE"])
+def test_other_numerics_find_nothing(model: Model, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever decides the bits is in the name under which blocks are looked for after a restart."""
+    assert model.namespace.numerics == model.executable.numerics
+    engine, _ = engine_of(model, tmp_path)
+    said, _ = say(engine)
+    rest(engine)
+    with monkeypatch.context() as patch:
+        another = "another" if what.isupper() or what.startswith("_") else lambda: "another"
+        patch.setattr(f"slipstream.kernels.native.executable.{what}", another)
+        assert "another" in model.executable.numerics
+        assert model.namespace.numerics == model.executable.numerics
+        assert say(engine_of(model, tmp_path)[0]) == (said, 0)
+    assert say(engine_of(model, tmp_path)[0]) == (said, 288)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,10 +9,12 @@ import pytest
 import zmq
 
 from slipstream.engine import Engine, Model, Terms
+from slipstream.engine import desk as desk_module
 from slipstream.engine import worker as worker_module
 from slipstream.engine.messages import News, Ping, Pong, Stop, Submit, decode_from_engine, encode
 from slipstream.engine.worker import Worker
 from slipstream.program.sampling import SamplingParams
+from slipstream.text import grammars
 
 
 @pytest.fixture
@@ -75,3 +77,35 @@ def test_a_damaged_engine_ends(
     engine.pool.take(1)
     with pytest.raises(ValueError, match="disagree"):
         worker.run()
+
+
+def test_a_grammar_that_is_being_compiled_holds_up_nobody(
+    tiny_model: Model, sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: it does not end here before somebody else's whole answer is there. No clock decides."""
+    monkeypatch.setattr(desk_module, "MOST_SECONDS", 60.0)
+    engine, said = Engine(tiny_model), threading.Event()
+    learn = engine.grammars.learn
+    monkeypatch.setattr(engine.grammars, "learn", lambda grammar: learn(grammar) if said.wait(30) else None)
+    client, server = sockets
+    thread = threading.Thread(target=Worker(tiny_model, engine, 100.0, server).run)
+    thread.start()
+    ask(client, Submit(1, [1, 2, 3], SamplingParams(max_tokens=5, grammar=grammars.of_regex("a{9}")), Terms()))
+    ask(client, Submit(2, [1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True), Terms()))
+    text = ""
+    try:
+        for number, tokens in ((2, 30), (1, 5)):
+            while tokens:
+                assert client.poll(10_000), "it waits for the grammar"
+                message = decode_from_engine(client.recv())
+                assert isinstance(message, News)
+                for chunk in message.chunks:
+                    assert chunk.request == number
+                    text += chunk.text if number == 1 else ""
+                    tokens -= len(chunk.token_ids)
+            said.set()
+    finally:
+        said.set()
+        ask(client, Stop())
+        thread.join(30)
+    assert text == "aaaaa"

@@ -128,6 +128,16 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert (left.exists(), young.exists()) == (False, True)
 
 
+def test_files_that_others_remove_meanwhile(tmp_path: Path) -> None:
+    """Another process moves its files while this one begins: those that lead nowhere are as good as gone."""
+    name = put(shelf(tmp_path))
+    for gone in (f"{'c' * 32}.block", f".{'d' * 32}.79{SCRATCH}"):
+        (tmp_path / gone).symlink_to(tmp_path / "nowhere")
+    one = shelf(tmp_path)
+    assert len(one) == 1
+    assert one.read(name, (*KEY[:-1], 0), np.zeros(SIZE, np.uint8))
+
+
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(SlipstreamError, match="cannot keep"):

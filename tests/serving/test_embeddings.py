@@ -84,6 +84,24 @@ def test_a_job_can_be_dropped(model: Model) -> None:
             embedder.add(2, prompts, pooling, normalize=True)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("normalize", [True, False, None])
+@pytest.mark.parametrize("pooling", ["mean", "last", None])
+def test_pooling_and_length_by_http(model: Model, server: Server, pooling: Any, normalize: bool | None) -> None:
+    """The engine's, as they were asked for; if nothing is said, the mean, of length 1."""
+    prompts = [[1, 2, 3], [n % 256 for n in range(100)]]
+    body = {"model": "tiny", "input": prompts, "pooling": pooling, "normalize": normalize}
+    with server.client() as http:
+        answer = http.post("/v1/embeddings", json={name: value for name, value in body.items() if value is not None})
+    assert answer.status_code == 200, answer.text
+    found = np.array([entry["embedding"] for entry in answer.json()["data"]])
+    wanted = embedded(Engine(model), prompts, pooling or "mean", normalize=normalize is not False)
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    other = embedded(Engine(model), prompts, "mean" if pooling == "last" else "last", normalize=normalize is not False)
+    assert not np.allclose(found, other, rtol=0.1)
+    lengths = np.linalg.norm(found, axis=1)
+    assert np.allclose(lengths, 1.0, atol=1e-4) is (normalize is not False)
+
+
 def test_through_the_client(real_server: Server) -> None:
     client = openai.OpenAI(base_url=f"{real_server.url}/v1", api_key=KEY, max_retries=0)
     texts = ["A cat sat on the mat.", "A kitten was sitting on the rug.", "Interest rates rose by half a percent."]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 import tokenizers
 
+from slipstream.engine import LoadOptions, load_model
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
+from slipstream.precision.quality import scores_of
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving.app import Api
 from slipstream.serving.errors import ApiError
@@ -136,6 +140,7 @@ def test_a_suffix_that_cannot_be_is_refused_by_name() -> None:
     for body, field in (
         ({"prompt": [97, 98], "suffix": "x"}, "suffix"), ({"prompt": "ab", "suffix": "x" * 198}, "prompt"),
         ({"prompt": "ab", "suffix": 5}, "suffix"), ({"prompt": "ab", "suffix": ["x"]}, "suffix"),
+        ({"prompt": "ab", "suffix": "x", "echo": True, "logprobs": 1}, "suffix"),
     ):  # fmt: skip
         client = Client()
         answer = posted(client, body)
@@ -219,14 +224,78 @@ def test_what_is_echoed_is_not_looked_at(client: openai.OpenAI) -> None:
     assert texts_of(complete(client, echo=False, temperature=0)) == {0: plain}
 
 
-def test_echo_and_logprobs_are_refused_together(client: openai.OpenAI) -> None:
-    """Those of the prompt are not computed."""
-    for logprobs in (0, 2):
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError) as error:
-                complete(client, echo=True, logprobs=logprobs, stream=stream)
-            assert error.value.param == "echo"
-    assert complete(client, echo=False, logprobs=1).choices[0].logprobs is not None
+PROMPTS = ["Hell\u00f6, w\u00f6rld", "x", "one two three " * 20]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_an_echoed_prompt_is_scored(client: openai.OpenAI, tiny_gguf: Path, prompt: str) -> None:
+    """Each token after those before it, the first by nothing; with the likeliest at its place; then the answer's."""
+    done = complete(client, prompt=prompt, echo=True, logprobs=3, temperature=0)
+    (choice,) = done.choices
+    scores, tokens = choice.logprobs, ids(prompt)
+    count = len(tokens)
+    assert (len(scores.tokens), choice.text[: len(prompt)]) == (count + 12, prompt)
+    assert scores.token_logprobs[0] is scores.top_logprobs[0] is None
+    assert scores.text_offset == [len("".join(scores.tokens[:place])) for place in range(count + 12)]
+    reference = load_model(str(tiny_gguf), LoadOptions(backend="reference")).executable
+    logits = scores_of(reference)(tokens, 0, count)[:-1]
+    wanted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = scores.token_logprobs[1:count]
+    assert np.allclose(found, wanted[range(count - 1), tokens[1:]], atol=0.5), "as near as int8 is to float32"
+    best = [max(top.values()) for top in scores.top_logprobs[1:count]]
+    assert np.allclose(best, wanted.max(-1), atol=0.5)
+    again = complete(client, prompt=prompt, logprobs=3, temperature=0).choices[0]
+    assert again.text == choice.text.removeprefix(prompt)
+    for name in ("tokens", "token_logprobs", "top_logprobs"):
+        assert getattr(scores, name)[count:] == getattr(again.logprobs, name), name
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("prompt", [PROMPTS, [ids(prompt) for prompt in PROMPTS]])
+def test_scored_streamed_whole_and_alone(client: openai.OpenAI, prompt: Any, n: int) -> None:
+    """The same for every choice of every prompt, in events and with nothing generated; answers are what they were."""
+    settings: dict[str, Any] = {"prompt": prompt, "n": n, "logprobs": 2, "temperature": 1.0}
+    whole, plain = complete(client, echo=True, **settings), complete(client, **settings)
+    texts, events = streamed(client, echo=True, **settings)
+    silent = complete(client, echo=True, **{**settings, "max_tokens": 0})
+    assert texts == texts_of(whole)
+    assert texts_of(silent) == {at: PROMPTS[at // n] for at in range(n * len(PROMPTS))}
+    assert (silent.usage.prompt_tokens, silent.usage.completion_tokens) == (whole.usage.prompt_tokens, 0)
+    for at, (choice, mute, after) in enumerate(zip(whole.choices, silent.choices, plain.choices, strict=True)):
+        count = len(ids(PROMPTS[at // n]))
+        assert mute.finish_reason == "length"
+        pieces = [c.logprobs for event in events for c in event.choices if c.index == at and c.logprobs]
+        for name, values in choice.logprobs.model_dump().items():
+            assert values[:count] == getattr(mute.logprobs, name)
+            assert values == [value for piece in pieces for value in getattr(piece, name)]
+            if name != "text_offset":
+                assert values[count:] == getattr(after.logprobs, name)
+
+
+def test_a_text_has_the_scores_that_it_was_said_with(client: openai.OpenAI) -> None:
+    more = {"guided_regex": "[a-z ]{12}", "ignore_eos": False}  # of letters that tell which token it was
+    said = complete(client, prompt=ids("x"), temperature=0, logprobs=1, more=more).choices[0]
+    tokens = [*ids("x"), *ids(said.text)]
+    scores = complete(client, prompt=tokens, echo=True, logprobs=1, max_tokens=0).choices[0].logprobs
+    assert len(tokens) == 13
+    assert scores.token_logprobs[1:] == pytest.approx(said.logprobs.token_logprobs, abs=1e-5)
+    assert [*map(dict.keys, scores.top_logprobs[1:])] == [*map(dict.keys, said.logprobs.top_logprobs)]
+
+
+def test_nothing_generated_without_scores(client: openai.OpenAI) -> None:
+    done = complete(client, prompt=["a", "b"], echo=True, max_tokens=0)
+    assert [(c.text, c.logprobs, c.finish_reason) for c in done.choices] == [
+        ("a", None, "length"),
+        ("b", None, "length"),
+    ]
+    for options, field in (
+        ({}, "max_tokens"), ({"echo": True, "stream": True}, "stream"),
+        ({"echo": True, "logprobs": 21}, "logprobs"),
+        ({"echo": True, "logprobs": 20, "prompt": ["x" * 400] * 40}, "logprobs"),
+    ):  # fmt: skip
+        with pytest.raises(openai.BadRequestError) as error:
+            complete(client, max_tokens=0, **options)
+        assert error.value.param == field
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -44,9 +44,12 @@ def complete(server: Server, **fields: object) -> dict[str, object]:
 @pytest.mark.features("text drafts", "stop")
 @pytest.mark.features("text drafts", "logprobs")
 def test_the_same_answers_and_figures_besides(plain: Server, drafted: Server) -> None:
-    for fields in ({}, {"temperature": 0.8}, {"n": 2, "temperature": 0.5}, {"stop": ["e"]}, {"logprobs": 2}):
+    for fields in ({}, {"temperature": 0.8}, {"n": 2, "temperature": 0.5}, {"stop": ["assistant"]}, {"logprobs": 2}):
+        complete(drafted, **fields)  # what was said once is drafted when it is to be said again
         ours, theirs = complete(drafted, **fields), complete(plain, **fields)
         assert ours["choices"] == theirs["choices"]
+        details = ours["usage"]["completion_tokens_details"]  # type: ignore[index]
+        assert details["accepted_prediction_tokens"] > 0, fields
     report = complete(drafted, timings=True)
     details = report["usage"]["completion_tokens_details"]  # type: ignore[index]
     (timings,) = report["timings"]  # type: ignore[misc]
@@ -80,14 +83,17 @@ def test_events_of_one_size(plain: Server, drafted: Server) -> None:
     texts: dict[str, str] = {}
     for name, server in (("plain", plain), ("drafted", drafted)):
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 42, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "logprobs": 0, "stream_options": {"include_usage": True}}
         with (
             server.client() as client,
-            client.stream("POST", "/v1/completions", json=body | {"stream": True, "logprobs": 0}) as stream,
+            client.stream("POST", "/v1/completions", json=body) as stream,
         ):
             events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
         choices = [event["choices"][0] for event in events if event["choices"]]
         sizes[name] = [len(choice["logprobs"]["tokens"]) for choice in choices]
         texts[name] = "".join(choice["text"] for choice in choices)
+        details = events[-1]["usage"]["completion_tokens_details"]
+        assert (details["accepted_prediction_tokens"] > 0) is (name == "drafted")
     assert texts["plain"] == texts["drafted"]
     assert sizes["drafted"] == [4] * 10 + [2]
     assert set(sizes["plain"]) == {1}

@@ -54,6 +54,28 @@ def test_without_an_endpoint_there_are_none(monkeypatch: pytest.MonkeyPatch) -> 
     Tracing.start().begin("chat", "m", {}).end([TIMINGS])
 
 
+def test_without_the_extra_it_is_said_and_all_else_goes_on(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is told where spans go, on a machine that cannot make them."""
+    (tmp_path / "opentelemetry.py").write_text("raise ImportError('it is not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
+    try:
+        with running.client() as http:
+            for stream in (False, True):
+                body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": stream}
+                answer = http.post("/v1/completions", json=body, headers={"traceparent": PARENT})
+                assert answer.status_code == 200
+                assert '"finish_reason":"length"' in answer.text
+    finally:
+        stop(running)
+    log = "".join(running.log)
+    assert log.count("spans need more: pip install '.[otel]'") == 1
+    assert "Traceback" not in log
+
+
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """An OTLP endpoint: its address, and what is posted to it."""

@@ -92,6 +92,7 @@ def test_no_answer_changes(stage: Stage, text_only: bool, tiny_gguf: Path, tmp_p
     assert not rollout._shadow._seen
     for number, expected in zip(numbers, plain, strict=True):
         assert said[number] == {choice: one.tokens for choice, one in expected.items()}
+    assert present.counts()["suffix", ""].drafted > 0
     if stage == "all":
         assert any(name == "eagle3" for name, _ in rollout.candidate.counts())
         assert rollout.arms["candidate"].rounds > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 from typing import Any
 
 import pytest
@@ -104,3 +106,24 @@ def test_an_object_has_the_properties_that_it_names() -> None:
 def test_what_is_wrong_with_an_expression_is_said() -> None:
     with pytest.raises(UsageError, match="unclosed group"):
         CONSTRAINTS.learn(g.of_regex("a(b"))
+
+
+def test_days_exist() -> None:
+    """All that are allowed do, and all that do are allowed: years of every kind, with their months' first and last."""
+    one = CONSTRAINTS.learn(g.of_schema({"type": "string", "format": "date"}))
+    years = [0, 1, 4, 99, 100, 400, 999, 1000, 1900, 2000, 2023, 2024, 2100, 2400, 9999]
+    for year, month, day in itertools.product(years, range(14), (0, 1, 28, 29, 30, 31, 32)):
+        said = f"{year:04}-{month:02}-{day:02}"
+        allowed = one.deep_copy().try_consume_tokens([*f'"{said}"'.encode()]) == 12
+        assert allowed is exists(year, month, day), said
+    both = CONSTRAINTS.learn(g.of_schema({"type": "string", "format": "date-time"}))
+    for said in ("2024-02-29T00:00:00Z", "2023-02-29T00:00:00Z", "0000-01-01T00:00:00Z"):
+        allowed = both.deep_copy().try_consume_tokens([*f'"{said}"'.encode()]) == 22
+        assert allowed is (said[:4] == "2024")
+
+
+def exists(year: int, month: int, day: int) -> bool:
+    try:
+        return bool(datetime.date(year, month, day))
+    except ValueError:
+        return False

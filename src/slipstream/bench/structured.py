@@ -54,7 +54,8 @@ def measure(
         bare, _, _ = _run(engine, prompt, free)
         if ended:
             whole += 1
-            good = Draft202012Validator(schema).is_valid(json.loads(text))
+            checker = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+            good = checker.is_valid(json.loads(text))
             valid += good
             wrong += [] if good else [text]
         if held[0] >= 8:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ from slipstream.engine.messages import (
     Refused,
     RequestTimings,
     RolloutStats,
+    Score,
+    Scored,
     Stats,
     Stop,
     Submit,
@@ -43,7 +45,7 @@ from slipstream.engine.messages import (
     decode_from_engine,
     encode,
 )
-from slipstream.engine.output import Chunk
+from slipstream.engine.output import Chunk, TokenLogprob
 from slipstream.engine.request import Terms
 from slipstream.engine.worker import WorkerOptions
 from slipstream.errors import SlipstreamError, UsageError
@@ -94,7 +96,7 @@ class EngineClient:
         self._queues: dict[int, asyncio.Queue[News_ | SlipstreamError]] = {}
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._deployments: dict[int, asyncio.Future[Deployed]] = {}
-        self._embeddings: dict[int, asyncio.Future[list[bytes]]] = {}
+        self._aside: dict[int, asyncio.Future[list[Any]]] = {}
         self._deployed: Deploy | None = None  # what an engine that is started again is told anew
         self._given_again = -math.inf
         self._next = 0
@@ -189,16 +191,24 @@ class EngineClient:
 
     async def embed(self, prompts: list[list[int]], pooling: str, *, normalize: bool) -> list[bytes]:
         """Vectors of prompts, float32. Raises SlipstreamError."""
+        return await self._of_all(lambda number: Embed(number, prompts, pooling, normalize))
+
+    async def score(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprob]]:
+        """Log-probabilities of every token of each prompt but the first. Raises SlipstreamError."""
+        return await self._of_all(lambda number: Score(number, prompts, top))
+
+    async def _of_all(self, question: Callable[[int], ToEngine]) -> list[Any]:
+        """What comes of each of the prompts in a question, by its number."""
         number, self._next = self._next, self._next + 1
-        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self._embeddings[number] = answer
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._aside[number] = answer
         self.open += 1
         try:
-            self._send(Embed(number, prompts, pooling, normalize))
+            self._send(question(number))
             return await answer
         finally:
             self.open -= 1
-            del self._embeddings[number]
+            del self._aside[number]
             if not answer.done() or answer.cancelled():
                 with contextlib.suppress(SlipstreamError):
                     self._send(Cancel(number))
@@ -290,7 +300,7 @@ class EngineClient:
         for queue in self._queues.values():
             queue.put_nowait(died)
         waiting: list[asyncio.Future[Any]] = [
-            *self._answers.values(), *self._deployments.values(), *self._embeddings.values()
+            *self._answers.values(), *self._deployments.values(), *self._aside.values()
         ]  # fmt: skip
         for future in waiting:
             if not future.done():
@@ -309,11 +319,11 @@ class EngineClient:
             case Refused(number, reason):
                 if (queue := self._queues.get(number)) is not None:
                     queue.put_nowait(RequestRefusedError(reason))
-                elif (embedding := self._embeddings.get(number)) is not None and not embedding.done():
-                    embedding.set_exception(RequestRefusedError(reason))
-            case Embedded(number, vectors):
-                if (embedding := self._embeddings.get(number)) is not None and not embedding.done():
-                    embedding.set_result(vectors)
+                elif (asked := self._aside.get(number)) is not None and not asked.done():
+                    asked.set_exception(RequestRefusedError(reason))
+            case Embedded(number, results) | Scored(number, results):
+                if (asked := self._aside.get(number)) is not None and not asked.done():
+                    asked.set_result(results)
             case Pong(stats):
                 if stats.disappointment and not self.stats.disappointment:
                     log.warning("%s", stats.disappointment)

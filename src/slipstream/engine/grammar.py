@@ -19,7 +19,7 @@ from slipstream.program import Draft
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask
 from slipstream.text import Tokenizer
-from slipstream.text.grammars import goes_back, limits, matcher_of
+from slipstream.text.grammars import goes_back, limits, matcher_of, problem
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -66,8 +66,7 @@ class Grammars:
                 return known
             self._inner = self._inner or self._tokens()
         matcher = matcher_of(self._inner, grammar, limits())
-        if not _begins(matcher.deep_copy()):
-            raise UsageError("the schema or grammar allows no text that ends: it needs itself again and again")
+        _try(matcher.deep_copy())
         back = goes_back(matcher)
         with self._lock:
             self._known[grammar] = matcher
@@ -206,12 +205,15 @@ def _allows(mask: Mask, token: int) -> bool:
     return bool(int(mask[token // 32]) >> token % 32 & 1)
 
 
-def _begins(matcher: LLMatcher) -> bool:
-    """Whether anything can be said, and what must follow it after it was."""
+def _try(matcher: LLMatcher) -> None:
+    """Raise UsageError unless something can be said, and what must follow it after it was."""
     matcher.compute_bitmask()
     if not matcher.is_error() and not matcher.is_stopped():
         matcher.consume_tokens(matcher.compute_ff_tokens())
-    return not matcher.is_error()
+    if matcher.is_error():
+        message = matcher.get_error()
+        endless = any(sign in message for sign in ("NoExtensionBias", "Too many items"))
+        raise UsageError("the grammar needs itself again and again: no text ends" if endless else problem(message))
 
 
 def _ancestors(draft: Draft, node: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slipstream.engine.output import Chunk
+from slipstream.engine.output import Chunk, TokenLogprob
 from slipstream.engine.request import Terms
 from slipstream.program.sampling import SamplingParams
 
@@ -43,6 +43,14 @@ class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompts: list[list[int]]
     pooling: str
     normalize: bool
+
+
+class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Answer with Scored, or Refused: log-probabilities of the prompts' tokens, and of the `top` likeliest at each."""
+
+    number: int
+    prompts: list[list[int]]
+    top: int
 
 
 class Deploy(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -214,6 +222,13 @@ class Embedded(msgspec.Struct, tag=True, array_like=True, frozen=True):
     vectors: list[bytes]
 
 
+class Scored(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Log-probabilities of every token of each prompt but the first."""
+
+    number: int
+    scores: list[list[TokenLogprob]]
+
+
 class Deployed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """A drafter was loaded, or its stage changed; or why not."""
 
@@ -230,8 +245,8 @@ class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     wrong_use: bool
 
 
-ToEngine = Submit | Cancel | Ping | Explain | Embed | Deploy | Stop
-FromEngine = Ready | News | Refused | Pong | Explained | Embedded | Deployed | Failed
+ToEngine = Submit | Cancel | Ping | Explain | Embed | Score | Deploy | Stop
+FromEngine = Ready | News | Refused | Pong | Explained | Embedded | Scored | Deployed | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import zmq
@@ -38,6 +39,8 @@ from slipstream.engine.messages import (
     Ready,
     Refused,
     RequestTimings,
+    Score,
+    Scored,
     Stats,
     Stop,
     Submit,
@@ -47,6 +50,7 @@ from slipstream.engine.messages import (
 )
 from slipstream.engine.model import LoadOptions, Model
 from slipstream.engine.request import Timings
+from slipstream.engine.scoring import Scorer
 from slipstream.engine.shelving import parse_store
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.kernels.native import NativeExecutable
@@ -115,11 +119,11 @@ class Worker:
         self._stepped, self._checked = 0.0, True
         self._deployment = Deployment(engine, drawing)
         self._desk = Desk(engine.grammars)
-        self._embedder = Embedder(engine)
+        self._embedder, self._scorer = Embedder(engine), Scorer(engine)
 
     def run(self) -> None:
         """Until told to stop, and everything that runs has ended. Raises ValueError if the idle engine is damaged."""
-        while not self._stopping or self.engine.busy or self._desk.waiting or self._embedder.busy:
+        while not self._stopping or self.engine.busy or self._desk.waiting or self._aside:
             if self.socket.poll(self._patience()):
                 self._listen()
             self._say(self._deployment.settle())
@@ -130,6 +134,8 @@ class Worker:
                 self._stepped, self._checked = time.monotonic(), False
             if self._embedder.busy and (done := self._embedder.step()) is not None:
                 self.socket.send(encode(Embedded(*done)))
+            if self._scorer.busy and (done := self._scorer.step()) is not None:
+                self.socket.send(encode(Scored(*done)))
             if self.engine.shelving:
                 self.engine.shelve()
             if not (self._checked or self.engine.busy) and time.monotonic() - self._stepped > CHECK_AFTER:
@@ -142,9 +148,14 @@ class Worker:
         while self.engine.shelving and time.monotonic() < until:
             self.engine.shelve()
 
+    @property
+    def _aside(self) -> bool:
+        """Whether anything is computed beside answers."""
+        return self._embedder.busy or self._scorer.busy
+
     def _patience(self) -> int | None:
         """Milliseconds to listen: the next step is planned when the one under way is about to end, and not before."""
-        if self._embedder.busy or self.engine.shelving:
+        if self._aside or self.engine.shelving:
             return 0
         if not self.engine.busy:
             return LOADING if self._deployment.loading or self._desk.waiting else None
@@ -164,12 +175,14 @@ class Worker:
                 if self._desk.take(message):
                     self._add(message)
             case Embed(number, prompts, pooling, normalize):
-                try:
+                with self._refusing(number):
                     self._embedder.add(number, prompts, pooling, normalize=normalize)
-                except UsageError as error:
-                    self.socket.send(encode(Refused(number, str(error))))
+            case Score(number, prompts, top):
+                with self._refusing(number):
+                    self._scorer.add(number, prompts, top)
             case Cancel(number):
                 self._embedder.drop(number)
+                self._scorer.drop(number)
                 if self._desk.drop(number):
                     pass
                 elif number in self._ours:
@@ -188,14 +201,19 @@ class Worker:
                 self._stopping = True
 
     def _add(self, request: Submit, problem: str = "") -> None:
-        try:
+        with self._refusing(request.number):
             if problem:
                 raise UsageError(problem)
             ours = self.engine.add(request.prompt, request.params, request.terms)
+            self._numbers[ours], self._ours[request.number] = request.number, ours
+
+    @contextlib.contextmanager
+    def _refusing(self, number: int) -> Iterator[None]:
+        """What turns out to be wrong is said to whoever asked."""
+        try:
+            yield
         except UsageError as error:
-            self.socket.send(encode(Refused(request.number, str(error))))
-            return
-        self._numbers[ours], self._ours[request.number] = request.number, ours
+            self.socket.send(encode(Refused(number, str(error))))
 
     def _say(self, deployed: Deployed | None) -> None:
         if deployed is not None:

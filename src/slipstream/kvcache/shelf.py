@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ class Shelf:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _sweep(folder)
-            files = [(entry.stat(), entry.name) for entry in os.scandir(folder) if entry.name.endswith(SUFFIX)]
+            files = list(_files(folder, SUFFIX))
         except OSError as error:
             raise SlipstreamError(f"{folder}: cannot keep cached blocks: {error.strerror or error}") from error
         files.sort(key=lambda file: file[0].st_mtime_ns)
@@ -86,7 +86,7 @@ class Shelf:
             whole = head == MAGIC and len(data) == self.block_bytes and header["hash"] == _hash(data)
             if not whole or header["tokens"] != list(tokens):
                 raise ValueError("its content is not what it says")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s is damaged and is computed again: %s", path, error)
             self.damaged += 1
             self._remove(name)
@@ -140,10 +140,17 @@ class Shelf:
 
 def _sweep(folder: Path) -> None:
     """Remove what processes left that were killed while they wrote. Raises OSError."""
+    for status, name in _files(folder, SCRATCH):
+        if status.st_mtime < time.time() - WRITTEN:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _files(folder: Path, suffix: str) -> Iterator[tuple[os.stat_result, str]]:
+    """Those of a kind that are still there when they are looked at: other processes move and remove theirs."""
     for entry in os.scandir(folder):
-        if entry.name.endswith(SCRATCH) and entry.stat().st_mtime < time.time() - WRITTEN:
+        if entry.name.endswith(suffix):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(entry.path)
+                yield entry.stat(), entry.name
 
 
 def _hash(data: bytes) -> str:

@@ -291,21 +291,36 @@ class CompletionAnswer(_OpenAIAnswer):
     prompt_field, operation = "prompt", "text_completion"
     echoed: Sequence[str] = ()
     """What each choice says before its text: the prompts, where they are to be said again."""
+    scored: Sequence[dict[str, Any]] = ()
+    """The log-probabilities of what is echoed."""
+
+    def score(self, prompts: list[list[int]], scores: list[list[TokenLogprob]]) -> None:
+        """Take log-probabilities of the prompts, of all tokens but each one's first, for which there is none."""
+        scored = []
+        for tokens, entries in zip(prompts, scores, strict=True):
+            scored.append(self._logprobs([TokenLogprob(tokens[0], 0.0), *entries], 0))
+            scored[-1]["token_logprobs"][0] = scored[-1]["top_logprobs"][0] = None
+        self.scored = [one for one in scored for _ in range(self.count // len(prompts))]
+        for choice, one in zip(self.choices, self.scored, strict=True):
+            choice.offset = sum(map(len, one["tokens"]))
 
     def report(self, ended: list[RequestTimings]) -> dict[str, Any]:
         """The whole answer."""
         choices = [
-            self._choice(index, self._echo(index) + "".join(choice.text), choice.logprobs, choice.reason, choice.stop)
-            for index, choice in enumerate(self.choices)
+            self._choice(index, self._echo(index) + "".join(c.text), c.logprobs, c.reason, c.stop, c.offset)
+            for index, c in enumerate(self.choices)
         ]
+        for made, before in zip(choices, self.scored, strict=False):
+            after = made["logprobs"] or {}
+            made["logprobs"] = {name: [*values, *after.get(name, ())] for name, values in before.items()}
         return self._head(self.kind) | {"choices": choices, "usage": self.usage(ended)}
 
     def opening(self) -> list[bytes]:
         """Nothing comes before the text, unless the prompt is to be said again."""
         return [
-            frame(self._head(self.kind) | {"choices": [self._choice(index, text, (), None, None)]})
+            frame(self._head(self.kind) | {"choices": [self._choice(index, text, (), None, None) | scored]})
             for index, text in enumerate(self.echoed)
-            if text
+            if (scored := {"logprobs": self.scored[index]} if self.scored else {}) or text
         ]
 
     def _echo(self, index: int) -> str:
@@ -324,13 +339,15 @@ class CompletionAnswer(_OpenAIAnswer):
     def _choice(
         self, index: int, text: str, entries: Any, reason: str | None, stop: str | int | None, offset: int = 0
     ) -> dict[str, Any]:
-        logprobs = None
-        if entries:
-            texts = [self._token(entry.token)[0] for entry in entries]
-            logprobs = {
-                "tokens": texts,
-                "token_logprobs": [entry.logprob for entry in entries],
-                "top_logprobs": [{self._token(t)[0]: value for t, value in entry.top} for entry in entries],
-                "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
-            }
+        logprobs = self._logprobs(entries, offset) if entries else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
+
+    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        texts = [self._token(entry.token)[0] for entry in entries]
+        return {
+            "tokens": texts,
+            "token_logprobs": [entry.logprob for entry in entries],
+            # Tokens that are no characters look the same: the likeliest of them is told.
+            "top_logprobs": [{self._token(t)[0]: value for t, value in reversed(entry.top)} for entry in entries],
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
+        }

@@ -6,6 +6,7 @@ import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -39,6 +40,8 @@ from slipstream.training.recorder import Recorder
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Request, Key], Awaitable[Response]]
+MOST_SCORES = 1 << 18
+"""Log-probabilities of prompts that a request may ask for: some 10 MB of JSON."""
 
 
 class Api:
@@ -223,15 +226,40 @@ class Api:
             body.max_tokens = 16
         if body.logprobs is not None and not 0 <= body.logprobs <= 20:
             raise bad_request(f"logprobs must be from 0 to 20, not {body.logprobs}", "logprobs")
-        if body.echo and body.logprobs is not None:
-            raise bad_request("log-probabilities of the prompt are not computed: leave echo or logprobs out", "echo")
+        if silent := body.echo is True and body.max_tokens == 0:
+            if body.stream:
+                raise bad_request("there is nothing to stream with max_tokens 0", "stream")
+            body.max_tokens = 1
         params = openai.sampling(body, body.logprobs, await self.prompts.off_loop(body.grammar))
         prompts = openai.prompts(body)
         work = [(await self._completed(prompt, body.suffix), params) for prompt in prompts]
         answer = CompletionAnswer(f"cmpl-{uuid.uuid4().hex}", self.served_name, self.tokenizer, params.n * len(work))
         if body.echo:
             answer.echoed = [self._echo(prompt) for prompt in prompts for _ in range(params.n)]
-        return await self.exchange.run(request, key, Wanted.by(body, request, work), answer)
+        wanted = replace(Wanted.by(body, request, work), silent=silent)
+        if silent:
+            for choice in answer.choices:
+                choice.reason = "length"
+        if body.echo and body.logprobs is not None:
+            wanted = replace(wanted, before=self._scoring([tokens for tokens, _ in work], body, answer))
+        return await self.exchange.run(request, key, wanted, answer)
+
+    def _scoring(
+        self, prompts: list[list[int]], body: openai.CompletionRequest, answer: CompletionAnswer
+    ) -> Callable[[], Awaitable[None]]:
+        """What puts the prompts' log-probabilities into an answer. Raises ApiError."""
+        top, count = body.logprobs or 0, sum(map(len, prompts))
+        if body.suffix:
+            raise bad_request("log-probabilities of a prompt with a suffix are not told: leave one out", "suffix")
+        if count * (top + 1) > MOST_SCORES:
+            most = f"at most {MOST_SCORES // (top + 1)} tokens of prompts are told {top} log-probabilities each"
+            raise bad_request(f"{most}, not {count}", "logprobs")
+
+        async def score() -> None:
+            scores = await self.client.score(prompts, top)
+            await self.prompts.off_loop(lambda: answer.score(prompts, scores))
+
+        return score
 
     async def _completed(self, prompt: str | list[int], suffix: str | None) -> list[int]:
         if isinstance(prompt, list):

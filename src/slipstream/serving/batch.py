@@ -22,6 +22,8 @@ ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/resp
 MOST_LINE = 16 << 20
 TOO_MANY, SERVERS_FAULT, UNAVAILABLE = 429, 500, 503
 """Statuses of what may go better another time: the first, and all from the second on."""
+REPEATED = "duplicate_custom_id"
+"""The problem of a line whose custom_id is an earlier one's: by its name nobody could tell their answers apart."""
 TRIES, AGAIN = 30, 2.0
 """How often a request is made while the engine is being started again, and the seconds in between."""
 
@@ -43,6 +45,8 @@ class Item:
     url: str = ""
     body: bytes = b""
     problem: str = ""
+    code: str = "invalid_request"
+    """What kind of problem it is."""
 
 
 def read_batch(path: Path) -> Iterator[Item]:
@@ -77,7 +81,8 @@ def _item(line: bytes, where: str) -> Item:
 def answered(path: Path) -> set[str]:
     """The requests that a file has answers to.
 
-    A last line that was cut off is cut off for good, and what failed for a reason that may be gone is left out.
+    A last line that was cut off is cut off for good, and what failed for a reason that may be gone is left out; so are
+    repeated names, which follow from the requests.
     """
     if not path.exists():
         return set()
@@ -88,12 +93,13 @@ def answered(path: Path) -> set[str]:
             try:
                 row = json.loads(line)
                 name, status = str(row["custom_id"]), int((row.get("response") or {}).get("status_code", 200))
+                code = (row.get("error") or {}).get("code")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 if line.endswith(b"\n"):
                     scratch.unlink()
                     raise UsageError(f"{path} is there and is no batch's output") from error
                 break
-            if status == TOO_MANY or status >= SERVERS_FAULT:
+            if status == TOO_MANY or status >= SERVERS_FAULT or code == REPEATED:
                 continue
             names.add(name)
             kept.write(line)
@@ -105,14 +111,17 @@ async def run_batch(
     app: ASGIApp, items: Iterator[Item], out: Path, at_once: int, progress: Callable[[Done], None]
 ) -> Done:
     """Answer what is not answered yet, `at_once` at a time, each answer written as it comes."""
-    known, done = answered(out), Done()
+    known, seen, done = answered(out), set[str](), Done()
     with out.open("a", encoding="utf-8") as file:
         running: set[asyncio.Task[None]] = set()
         for item in items:
-            if item.custom_id in known:
+            repeated = item.custom_id in seen
+            seen.add(item.custom_id)
+            if repeated:
+                item = Item(item.custom_id, problem="an earlier line has this custom_id", code=REPEATED)
+            elif item.custom_id in known:
                 done.known += 1
                 continue
-            known.add(item.custom_id)
             while len(running) >= at_once:
                 await _some(running)
             running.add(asyncio.create_task(_answer(app, item, file, done, progress)))
@@ -133,7 +142,7 @@ async def _answer(app: ASGIApp, item: Item, file: TextIO, done: Done, progress: 
     name = f"batch_req_{uuid.uuid4().hex[:24]}"
     row: dict[str, Any] = {"id": name, "custom_id": item.custom_id, "response": None, "error": None}
     if item.problem:
-        row["error"] = {"code": "invalid_request", "message": item.problem}
+        row["error"] = {"code": item.code, "message": item.problem}
     else:
         status, body = await call(app, item.url, item.body)
         for _ in range(TRIES - 1):

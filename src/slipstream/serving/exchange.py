@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class Wanted:
     priority: int = 0
     cache_salt: str = ""
     tag: str = ""
+    before: Callable[[], Awaitable[None]] | None = None
+    """What is done first, once the request is let in."""
+    silent: bool = False
+    """Nothing is generated: the answer is what it is before."""
 
     @classmethod
     def by(cls, body: openai.Common, request: Request, work: list[tuple[list[int], SamplingParams]]) -> Wanted:
@@ -105,6 +109,12 @@ class Exchange:
         timeout, asked = self.limits.request_timeout, time.perf_counter()
         terms = Terms(key.name, wanted.priority, timeout, wanted.cache_salt, wanted.tag, asked)
         try:
+            if wanted.before is not None:
+                await self._in_time(wanted.before)
+            if wanted.silent:
+                ended = [RequestTimings(len(tokens), 0, 0, 0.0, 0.0, 0.0, 0, 0.0) for tokens, _ in work]
+                span.end(ended)
+                return json_response(answer.report(ended))
             news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
             if self.recorder is not None and self.recorder.options.wants(
                 request.headers.get(RECORD_HEADER), key.record
@@ -180,6 +190,13 @@ class Exchange:
         if wanted.timed:
             report["timings"] = [asdict(t) for t in ended]
         return json_response(report)
+
+    async def _in_time(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(self.limits.request_timeout):
+                await work()
+        except TimeoutError as error:
+            raise self._late() from error
 
     def _late(self) -> ApiError:
         return ApiError(504, f"the answer took more than {self.limits.request_timeout:g} s", "timeout_error")

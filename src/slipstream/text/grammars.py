@@ -31,6 +31,10 @@ LONGEST_FORMATS = {"time": 24, "date-time": 35, "duration": 32, "email": 254, "h
 """
 FORMATS = LONGEST_FORMATS.keys() | {"date", "ipv4", "ipv6", "uuid"}
 """Those that are kept to. Others say nothing about what is valid, as JSON Schema has it."""
+_YEAR = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = f"^({_YEAR}-(0[13-9]|1[0-2])|{_YEAR}-02-(0[1-9]|1[0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
+"""How a day that exists begins, as far as llguidance leaves that open: no year 0, no leap day without a leap year."""
 _VALUES = ("const", "enum", "default", "examples")
 _INVERTING = ("oneOf", "not", "if")
 _COMBINING = ("allOf", "unevaluatedProperties", "dependentSchemas", "minProperties", "propertyNames")
@@ -177,9 +181,10 @@ def bounded(schema: Any) -> None:
 def practical(schema: Any) -> Any:
     """A schema that allows no more than the given one, and in which a model gets lost less easily.
 
-    Texts of every format come to an end, formats that nobody checks are left out, and an object that names properties
-    and does not speak of others has only those, as with other servers. Not so where schemas are combined: closed ones
-    would contradict one another, and where only one may hold, or none, less of it would be more of the whole.
+    Texts of every format come to an end, days exist, formats that nobody checks are left out, and an object that names
+    properties and does not speak of others has only those, as with other servers. Not so where schemas are combined:
+    closed ones would contradict one another, and where only one may hold, or none, less of it would be more of the
+    whole.
     """
     levels = list(_levels(schema))
     narrow = not any(key in level for level in levels for key in _INVERTING)
@@ -225,6 +230,8 @@ def _practical(schema: Any, narrow: bool, close: bool) -> Any:
             del made["format"]
         elif narrow and longest is not None and "maxLength" not in schema and _least(schema) <= longest:
             made["maxLength"] = longest
+        if narrow and name in ("date", "date-time") and "pattern" not in schema:
+            made["pattern"] = _DAY
     if close and _closes(schema):
         made.setdefault("additionalProperties", False)
     return made

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.errors import UnsupportedModelError
+from slipstream.errors import UnsupportedModelError, UsageError
 from slipstream.kernels.backend import StepOutput, checked_inputs
 from slipstream.kernels.context import visible_slots
 from slipstream.kernels.immediate import Immediate
@@ -213,3 +213,14 @@ class TorchBackend:
     def compile(self, program: Program, weights: WeightSource, blocks: int, spare: int = 0) -> TorchExecutable:
         """Load the weights and set up the cache."""
         return TorchExecutable(program, weights, blocks + spare, self.device, self.dtype)
+
+
+def named(setting: str) -> TorchBackend:
+    """The backend by what follows its name: a device, or bf16, or both with a colon between. Raises UsageError."""
+    device, _, last = setting.rpartition(":")
+    if last != "bf16":
+        device, last = setting, ""
+    try:
+        return TorchBackend(device or None, torch.bfloat16 if last else torch.float32)
+    except RuntimeError as error:
+        raise UsageError(f"torch has no device {device!r}: cpu, cuda or cuda:1, with :bf16 after it or not") from error
