@@ -13,6 +13,7 @@ from slipstream.training.store import TrafficStore
 from tests.cli.test_cli import run
 from tests.serving.conftest import start, stop
 from tests.speculation.folders import eagle3_folder
+from tests.training.conftest import greedy_records
 
 TRAIN = (
     "--rounds",
@@ -29,7 +30,10 @@ TRAIN = (
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])
-def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+def test_train_and_eval(kind: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    tiny_traffic = tmp_path / "traffic.db"
+    with TrafficStore(tiny_traffic) as store:  # with a beginning of more than one block, as of a system message
+        store.add(greedy_records(tiny_gguf, b"You are a teacher of mathematics. Be kind. "))
     folder, report, figure = tmp_path / "mine", tmp_path / "eval.json", tmp_path / "eval.svg"
     common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
     out = run("drafter", "train", *common, "--out", str(folder), "--kind", kind, *TRAIN)
@@ -50,6 +54,7 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tiny_traffic: Path, tmp_path
     compared = found["teacher_forced_against_served"]
     assert len(compared["served"]) > 1, "drafts were made at every step, whatever they cost"
     assert compared["replayed"] == pytest.approx(compared["served"], abs=0.02)
+    assert compared["apart"] <= 0.02
     assert found["served"]["identical"]
     assert found["leaks"] == []
     assert found["held_out"]["answers"] == 6

@@ -34,14 +34,16 @@ def fingerprint(target: Path) -> str:
     return fingerprint_of(read_config(checkpoint), checkpoint)
 
 
-def greedy_records(target: Path) -> list[Record]:
-    """Greedy answers to prompts of a few words."""
+def greedy_records(target: Path, beginning: bytes = b"") -> list[Record]:
+    """Greedy answers to prompts of a few words after what all begin with, if anything; then none whose end was passed over."""
     model, rng = load_model(str(target), LoadOptions(max_rows=64, threads=1)), random.Random(0)
     engine, records = Engine(model), []
-    for number in range(ANSWERS):
-        prompt = [rng.choice(b"abcdefgh ") for _ in range(rng.randrange(6, 20))]
+    while (number := len(records)) < ANSWERS:
+        prompt = [*beginning, *(rng.choice(b"abcdefgh ") for _ in range(rng.randrange(6, 20)))]
         params = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
         tokens = collect(engine.run(engine.add(prompt, params)))[0].tokens
+        if beginning and model.eos & {*tokens}:
+            continue
         span = (len(prompt), len(prompt) + len(tokens))
         records.append(
             Record(

@@ -70,6 +70,19 @@ def test_a_beginning_that_many_share_is_computed_once(tiny_gguf: Path) -> None:
     assert before == sharing.computed - before + 32
 
 
+def test_others_may_use_the_cache_if_they_say_so(tiny_gguf: Path) -> None:
+    rng = np.random.default_rng(1)
+    wanted = [[*range(40, 90), *rng.integers(0, 256, 20).tolist()] for _ in range(5)]
+    model = load_model(str(tiny_gguf), LoadOptions(max_rows=48, threads=1, sequences=3, max_len=160, taps=(0, 2)))
+    source, engine = FeatureSource(model, (0, 2)), Engine(model)
+    before = source.compute(wanted)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for seed in range(4):
+        list(engine.run(engine.add(rng.integers(0, 256, 40 + seed).tolist(), params)))
+    source.forget()
+    assert all(np.array_equal(a, b) for a, b in zip(source.compute(wanted), before, strict=True))
+
+
 def test_a_sequence_that_is_too_long_is_refused(tiny_gguf: Path) -> None:
     source = FeatureSource(load_model(str(tiny_gguf), LoadOptions(max_len=32, threads=1, taps=(0, 2))), (0, 2))
     assert source.compute([]) == []

@@ -77,7 +77,7 @@ def spec(
     talks = read_talks(prompts, limit)
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     drafted = open_drafted(
-        model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False,
+        model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False, fresh=True,
         drawing=_drawing(drawing),
     )  # fmt: skip
     assert drafted.cost is not None

@@ -210,7 +210,7 @@ def _table(report: dict[str, Any]) -> None:
         f"{costs['draft_cost']:.2f} (c = {costs['c']:.3f})"
     )
     apart = report["teacher_forced_against_served"]["apart"]
-    print(f"acceptance as replayed is {apart * 100:+.1f} points from what it is when drafting at every step")
+    print(f"acceptance as replayed is at most {apart * 100:.1f} points from what it is when drafting at every step")
     if not report["served"]["identical"]:
         print("some answers were NOT those of plain decoding: please report this", file=sys.stderr)
     if report["leaks"]:

@@ -130,9 +130,13 @@ def open_drafted(
     verify: str,
     *,
     quick: bool = True,
+    fresh: bool = False,
     drawing: Drawing | None = None,
 ) -> Drafted:
-    """Load a model and its drafter, showing progress on a terminal. `quick`: the cost model is for one user."""
+    """Load a model and its drafter, showing progress on a terminal.
+
+    `quick`: the cost model is for one user; `fresh`: it is fitted now, whatever was kept.
+    """
     from slipstream.engine.cost import cost_model
     from slipstream.engine.drafters import Speculative, load_speculative, verification_of
 
@@ -144,7 +148,7 @@ def open_drafted(
         model, controller = load_speculative(reference, options, wanted, bar, drawing)
         cost = None
         if controller is not None or not quick:
-            cost = cost_model(model, lambda i, n: bar("fitting the cost model", i, n), quick=quick)
+            cost = cost_model(model, lambda i, n: bar("fitting the cost model", i, n), fresh=fresh, quick=quick)
     return Drafted(model, controller, cost, verification)
 
 

@@ -106,12 +106,13 @@ def contest(
     source = FeatureSource(model, taps)
     replayed = replayed_tau(alone, examples, earlier, draft_len, source, progress)
     together = [Contender(n, (SuffixDrafter(), d)) for n, d in zip(names, neural, strict=True)]
-    cost = cost_model(model)
+    cost = cost_model(model, fresh=True)  # memory's speed is the machine's of this hour
     always = f"{names[0]}, {draft_len} always"
     contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together]
     contenders.append(Contender(always, (neural[0],), draft_len))
     chosen = _spread(examples, serve_limit)
     served = served_in_turns(model, cost, contenders, chosen, earlier, progress)
+    source.forget()
     ceiling = measure_ceiling(model)
     first: TappedDrafter = neural[0]
     same = pooled(replay(first, chosen, draft_len, source)).conditional()
@@ -132,11 +133,11 @@ def contest(
 
 
 def _difference(replayed: list[float], served: list[float]) -> dict[str, Any]:
-    """Acceptance by position in the same answers, replayed and served with drafts of one length, and how far the means
-    are apart.
+    """Acceptance by position in the same answers, replayed and served with drafts of one length, and how far they are
+    `apart` where they are most.
     """
     pairs = list(zip(replayed, served, strict=False))
-    apart = sum(a - b for a, b in pairs) / max(len(pairs), 1)
+    apart = max((abs(a - b) for a, b in pairs), default=0.0)
     return {"replayed": [a for a, _ in pairs], "served": [b for _, b in pairs], "apart": apart}
 
 

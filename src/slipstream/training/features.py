@@ -47,7 +47,11 @@ class _Chunk(NamedTuple):
 
 
 class FeatureSource:
-    """Computes hidden states at `layers` (as taps count them) with a model that was loaded with these taps."""
+    """Computes hidden states at `layers` (as taps count them) with a model that was loaded with these taps.
+
+    What many sequences begin with stays in the model's cache from one call to the next: who lets somebody else compute
+    there, too, must say so (`forget`).
+    """
 
     def __init__(self, model: Model, layers: Sequence[int]):
         self.model, self.layers = model, tuple(layers)
@@ -86,6 +90,11 @@ class FeatureSource:
             block += needs
         self._run(step, sequences, found)
         return found
+
+    def forget(self) -> None:
+        """Others have written to the model's cache."""
+        self._beginnings.clear()
+        self._kept = 0
 
     def _begun(self, sequences: Sequence[Sequence[int]]) -> list[_Beginning | None]:
         """For each sequence what was computed of its beginning, if enough others begin alike."""
