@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
+
+from tests.conftest import write_tiny_gguf
 
 COMMAND = [sys.executable, "-c", "from slipstream.cli import main; main()"]
 
@@ -107,23 +110,35 @@ def test_chat(tiny_gguf: Path, tmp_path: Path) -> None:
     assert json.loads(Path(f"{saved}.reset").read_text()) == []
 
 
-def test_control_c_stops_the_answer_and_not_the_program(tiny_gguf: Path) -> None:
+def write_endless_gguf(path: Path) -> None:
+    """A model that says one thing over and over, as long as its context lets it."""
+    write_tiny_gguf(path, says=" and on" * 16)
+    output = next(t for t in gguf.GGUFReader(path, "r+").tensors if t.name == "output.weight")
+    following = np.zeros((1, 64), np.float32)
+    following[0, :2] = 9.0  # whatever came before
+    output.data[259] = gguf.quants.quantize(following, gguf.GGMLQuantizationType.Q8_0)[0]
+
+
+def test_chat_streams_and_control_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
+    """Its pipe is narrow: it cannot come to an answer's end before what it says is read."""
+    model, cut, whole = tmp_path / "endless.gguf", tmp_path / "cut.json", tmp_path / "whole.json"
+    write_endless_gguf(model)
+    command = [*COMMAND, "chat", str(model), "--temperature", "0"]
     process = subprocess.Popen(
-        [*COMMAND, "chat", str(tiny_gguf), "--max-tokens", "100000", "--temperature", "0", "--json"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096
+    )
     assert process.stdin
     assert process.stdout
     process.stdin.write("hello\n")
     process.stdin.flush()
-    time.sleep(2.5)
+    begun = os.read(process.stdout.fileno(), 4096).decode()
     process.send_signal(signal.SIGINT)
-    process.stdin.write("/exit\n")
-    process.stdin.flush()
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(f"/save {cut}\n/reset\nhello\n/save {whole}\n/exit\n", timeout=60)
     assert process.returncode == 0, err
-    assert json.loads(out)["finish_reason"] in ("abort", "stop", "length")
+    part, full = (json.loads(file.read_text())[-1]["content"] for file in (cut, whole))
+    assert len(full) > 40_000
+    assert full.startswith(part)
+    assert 0 < len(begun) <= len(part) < 20_000, "it was heard before it ended, and ended when it was told to"
 
 
 def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from slipstream.cli.drafter import seconds_of
 from slipstream.errors import UsageError
 from slipstream.training.store import TrafficStore
-from tests.cli.test_cli import run
+from tests.cli.test_cli import COMMAND, run
 from tests.serving.conftest import start, stop
 from tests.speculation.folders import eagle3_folder
 from tests.training.conftest import greedy_records
@@ -151,3 +152,12 @@ def test_deploy_and_watch(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -
         assert (rollout["outcome"] is None) == better, "looking changes nothing"
     finally:
         stop(server)
+
+
+def test_a_folder_by_default(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+    """Named by the traffic and the kind, where `drafter watch` puts its own."""
+    asked = ("drafter", "train", "--model", str(tiny_gguf), "--traffic", str(tiny_traffic), *TRAIN, "--rounds", "1")
+    out = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert out.returncode == 0, out.stderr
+    (card,) = tmp_path.rglob("training-card.json")
+    assert card.parent == tmp_path / "drafters" / f"{tiny_traffic.stem}-eagle3"

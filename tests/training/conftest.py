@@ -35,7 +35,7 @@ def fingerprint(target: Path) -> str:
 
 
 def greedy_records(target: Path, beginning: bytes = b"") -> list[Record]:
-    """Greedy answers to prompts of a few words after what all begin with, if anything; then none whose end was passed over."""
+    """Greedy answers to prompts of a few words; after what all begin with, if anything, none whose end was ignored."""
     model, rng = load_model(str(target), LoadOptions(max_rows=64, threads=1)), random.Random(0)
     engine, records = Engine(model), []
     while (number := len(records)) < ANSWERS:

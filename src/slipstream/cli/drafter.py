@@ -36,7 +36,10 @@ def seconds_of(text: str) -> float:
 def train(
     model: Model,
     traffic: Traffic,
-    out: Annotated[Path, Option("--out", help="The drafter's folder; a stopped training goes on in it.")],
+    out: Annotated[
+        Path | None,
+        Option("--out", help="Its folder; a stopped training goes on in it. Default: drafters/TRAFFIC-KIND."),
+    ] = None,
     kind: Annotated[str, Option("--kind", help="eagle3 or dspark.")] = "eagle3",
     budget: Annotated[str, Option("--budget", help="Time for it, such as 20m.")] = "20m",
     rounds: Annotated[
@@ -85,6 +88,7 @@ def train(
     ):  # fmt: skip
         if not low <= value <= high:
             raise UsageError(f"{name} is from {low:g} to {high:g}, not {value:g}")
+    out = out or Path("drafters") / f"{traffic.stem}-{kind}"
     schedule = Schedule(1, round_tokens, batch_tokens, learning_rate=learning_rate, seed=seed)
     options = TrainOptions(
         kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
