@@ -1,6 +1,6 @@
 """Make a Llama of any shape with random weights, with the tokenizer of a model that exists: for speed, not for sense.
 
-    python benchmarks/shape.py smollm2.gguf 1b.gguf --layers 16 --width 2048 --heads 32 --kv-heads 8 --mlp 8192
+python benchmarks/shape.py smollm2.gguf 1b.gguf --layers 16 --width 2048 --heads 32 --kv-heads 8 --mlp 8192
 """
 
 from __future__ import annotations

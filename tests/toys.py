@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slipstream.models import ModelConfig
 from slipstream.models.rope import RopeConfig
 
@@ -49,6 +51,9 @@ WINDOWED = ModelConfig(
     embed_scale=8.0,
 )
 """Four norms, q/k norms, two windows, soft caps, one key-value head."""
+
+NARROW = replace(WINDOWED, layers=1, windows=(2,))
+"""A row sees itself and the one before, and there is no second layer to see further."""
 
 WIDE = ModelConfig(
     architecture="llama",

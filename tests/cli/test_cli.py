@@ -110,9 +110,12 @@ def test_chat(tiny_gguf: Path, tmp_path: Path) -> None:
     assert json.loads(Path(f"{saved}.reset").read_text()) == []
 
 
+SAID = " and on" * 16
+
+
 def write_endless_gguf(path: Path) -> None:
     """A model that says one thing over and over, as long as its context lets it."""
-    write_tiny_gguf(path, says=" and on" * 16)
+    write_tiny_gguf(path, says=SAID)
     output = next(t for t in gguf.GGUFReader(path, "r+").tensors if t.name == "output.weight")
     following = np.zeros((1, 64), np.float32)
     following[0, :2] = 9.0  # whatever came before
@@ -123,10 +126,11 @@ def test_chat_streams_and_control_c_stops_the_answer_and_not_the_program(tmp_pat
     """Its pipe is narrow: it cannot come to an answer's end before what it says is read."""
     model, cut, whole = tmp_path / "endless.gguf", tmp_path / "cut.json", tmp_path / "whole.json"
     write_endless_gguf(model)
-    command = [*COMMAND, "chat", str(model), "--temperature", "0"]
+    command = [*COMMAND, "chat", str(model), "--temperature", "0", "--speculative", "off"]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096
-    )
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pipesize=4096,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )  # fmt: skip
     assert process.stdin
     assert process.stdout
     process.stdin.write("hello\n")
@@ -138,6 +142,7 @@ def test_chat_streams_and_control_c_stops_the_answer_and_not_the_program(tmp_pat
     part, full = (json.loads(file.read_text())[-1]["content"] for file in (cut, whole))
     assert len(full) > 40_000
     assert full.startswith(part)
+    assert len(begun) % len(SAID) == 0, "tokens are shown one by one, not as a buffer fills"
     assert 0 < len(begun) <= len(part) < 20_000, "it was heard before it ended, and ended when it was told to"
 
 

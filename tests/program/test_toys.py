@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from slipstream.kernels import Backend
 from slipstream.kernels.native import NativeBackend
 from slipstream.kernels.reference import ReferenceBackend
 from slipstream.kernels.reference.executable import ReferenceExecutable
@@ -66,6 +67,37 @@ def test_a_token_tree_equals_its_paths() -> None:
     assert logits is not None
     for row, wanted in zip((1, 2, 3), expected, strict=True):
         assert np.allclose(logits[row], wanted, atol=1e-5)
+
+
+TREES = {"chain": (-1, 0, 1, 2, 3), "tree": (-1, 0, 0, -1, 3, 1)}
+"""Parents of rows after a prefix."""
+
+
+@pytest.mark.parametrize("backend", [ReferenceBackend(), NativeBackend(2)], ids=["reference", "native"])
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+def test_a_window_of_two_is_a_row_and_its_parent(backend: Backend, parents: tuple[int, ...]) -> None:
+    """Another token changes its own row and its children's, and no bit of the others."""
+    program = record_program(toys.NARROW)
+    weights, prefix = random_weights(program), 3
+
+    def run(tokens: list[int]) -> np.ndarray:
+        executable = backend.compile(program, weights, 2)
+        rows: list[Row] = []
+        for i, (token, parent) in enumerate(zip(tokens[prefix:], parents, strict=True)):
+            rows.append(Row(0, token, rows[parent].position + 1 if parent >= 0 else prefix, 20 + i, parent, True))
+        first = executable.step(Rows.of(chain(tokens[:prefix]), [[0]]), None, logits=True).logits
+        assert first is not None
+        first = first.copy()
+        second = executable.step(Rows.of(rows, [[0]]), None, logits=True).logits
+        assert second is not None
+        return np.concatenate([first, second])
+
+    tokens = list(range(5, 5 + prefix + len(parents)))
+    before = [-1, *range(prefix - 1), *(prefix + parent if parent >= 0 else prefix - 1 for parent in parents)]
+    plain = run(tokens)
+    for i in range(len(tokens)):
+        changed = (run([token + 40 * (at == i) for at, token in enumerate(tokens)]) != plain).any(axis=1)
+        assert set(np.flatnonzero(changed)) == {i} | {row for row, parent in enumerate(before) if parent == i}
 
 
 def recurrent_program() -> Program:

@@ -286,6 +286,8 @@ def without(case: dict[str, Any], tensor: str) -> dict[str, Any]:
         (changed(DSPARK["deepspec-qwen3"], mask_token_id=160), "out of range"),
         (changed(DSPARK["deepspec-qwen3"], markov_rank=9), "markov_w1"),
         (changed(DSPARK["deepspec-qwen3"], markov_head_type="odd"), "not supported"),
+        (changed(DSPARK["deepspec-qwen3"], hidden_act="gelu"), "hidden_act"),
+        (changed(EAGLE3["specforge"], hidden_act="relu"), "hidden_act"),
         (DSPARK["deepspec-gemma4"], "Gemma 4"),
         (changed(EAGLE3["specforge"], architectures=["Medusa"]) | {"tensors": {"fc.weight": [2, 2]}}, "no drafter"),
     ],

@@ -139,7 +139,8 @@ CUTS = {
 }
 """By the names of those that cut alike, the same texts with a bar at every cut."""
 
-TAKEN_WHOLE = set("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken glm4".split())
+ADD_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+TAKEN_WHOLE = ADD_BOS | {"glm4"}
 """Those under which a piece that is a token needs no merges."""
 
 
@@ -161,7 +162,7 @@ def test_cuts(name: str, texts: list[str], tmp_path: Path) -> None:
         assert [text[begin:end] for begin, end in spans] == expected.split("¦")
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.encode("word", add_bos=False) == [256]) == (name in TAKEN_WHOLE)
-    assert (tokenizer.encode("word")[0] == 257) == (name in TAKEN_WHOLE - {"glm4"})
+    assert (tokenizer.encode("word")[0] == 257) == (name in ADD_BOS)
 
 
 def test_all_are_tested() -> None:

@@ -51,7 +51,7 @@ def build(
     return head + b"\0" * (-len(head) % 32) + data
 
 
-def good() -> bytes:
+def good(version: int = 3) -> bytes:
     """A valid file with every kind of value and three tensors."""
     metadata = {
         "general.architecture": "llama",
@@ -63,4 +63,4 @@ def good() -> bytes:
     }
     tensors = [("a", [32, 2], 2, 0), ("b", [4], 0, 64), ("c", [8, 2], 1, 96)]
     data = bytes(36) + bytes(28) + np.arange(4, dtype=np.float32).tobytes() + bytes(16) + bytes(32)
-    return build(metadata, tensors, data)
+    return build(metadata, tensors, data, version)

@@ -142,6 +142,15 @@ class Fields:
             raise self.fail(key, f"{value!r} is not true or false")
         return value
 
+    def only(self, key: str, *allowed: Any) -> None:
+        """Raises UnsupportedModelError if `key` is there and none of the values `allowed`."""
+        if key in self and (value := self.get(key)) not in allowed:
+            raise UnsupportedModelError(f"{self.path}: {self.prefix}{key}: {str(value)[:40]!r} is not supported")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """These and, for keys that are missing, `defaults`; a key that is null stays so."""
+        return Fields(self.path, {**defaults, **self.values}, self.prefix)
+
     def section(self, key: str) -> Fields:
         """A nested object, empty if missing."""
         value = self.get(key, {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from slipstream.errors import UnsupportedModelError
 from slipstream.models import blocks, read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
 from slipstream.models.names import Naming
@@ -22,53 +21,65 @@ NAMING = Naming(
 )
 GEMMA2_PATTERN = 2
 GEMMA3_PATTERN = 6
+GEMMA2 = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA3 = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1e6,
+}
+"""What their config.json may leave out, and Google's own do."""
 LOCAL_THETA = 10_000.0
 """Gemma 3's local layers keep this base; older GGUF files do not say so."""
 
 
-def _shared(values: dict[str, Any], f: Fields, activation: str, pattern: int) -> dict[str, Any]:
-    if activation not in ("gelu_pytorch_tanh", "gelu_tanh"):
-        raise UnsupportedModelError(f"{f.path}: activation {activation[:40]!r} is not Gemma's")
-    return values | {
-        "post_norms": True,
-        "activation": "gelu_tanh",
-        "embed_scale": float(values["hidden"]) ** 0.5,
-        "windows": _pattern(values["layers"], pattern),
-    }
+def _shared(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"post_norms": True, "embed_scale": float(values["hidden"]) ** 0.5}
 
 
-def _pattern(layers: int, every: int, window: int | None = None) -> tuple[int | None, ...]:
+def _pattern(layers: int, every: int, window: int) -> tuple[int | None, ...]:
     """Every `every`-th layer is global, the others have the window."""
     return tuple(None if (layer + 1) % every == 0 else window for layer in range(layers))
 
 
-def _from_hf(f: Fields, architecture: str, pattern: int) -> dict[str, Any]:
-    text = f.section("text_config") if "text_config" in f else f
-    values = read_hf.common(text, architecture)
-    activation = text.get("hidden_activation", text.get("hidden_act", "gelu_pytorch_tanh"))
-    values = _shared(values, f, str(activation), pattern)
-    every = text.integer("sliding_window_pattern", pattern)
+def _from_hf(text: Fields, architecture: str, every: int) -> dict[str, Any]:
+    values = read_hf.common(text, architecture, act="hidden_activation", usual_act="gelu_pytorch_tanh")
     local = [(layer + 1) % every != 0 for layer in range(values["layers"])]
-    return values | {
+    return _shared(values) | {
         "windows": read_hf.windows(text, values["layers"], local),
         "attention_scale": text.number("query_pre_attn_scalar", 256.0) ** -0.5,
         "tied_head": text.flag("tie_word_embeddings", True),
         "attention_softcap": text.optional_number("attn_logit_softcapping"),
         "final_softcap": text.optional_number("final_logit_softcapping"),
-        "qkv_bias": text.flag("attention_bias", False),
     }
 
 
 def gemma2_from_hf(f: Fields) -> ModelConfig:
     """Config of Gemma2ForCausalLM."""
-    return ModelConfig(**_from_hf(f, "gemma2", GEMMA2_PATTERN))
+    return ModelConfig(**_from_hf(f.with_defaults(GEMMA2), "gemma2", GEMMA2_PATTERN))
 
 
 def gemma3_from_hf(f: Fields) -> ModelConfig:
     """Config of Gemma3ForCausalLM, and of the text part of Gemma3ForConditionalGeneration."""
-    text = f.section("text_config") if "text_config" in f else f
-    values = _from_hf(f, "gemma3", GEMMA3_PATTERN)
+    f.only("quantization_config")
+    text = (f.section("text_config") if "text_config" in f else f).with_defaults(GEMMA3)
+    text.only("attn_logit_softcapping")  # transformers ignores it
+    every = text.integer("sliding_window_pattern", GEMMA3_PATTERN)
+    if every < 1:
+        raise text.fail("sliding_window_pattern", f"{every} is not positive")
+    values = _from_hf(text, "gemma3", every)
     local = read_hf.rope(text, values["head_dim"], "sliding_attention", "rope_local_base_freq")
+    local = read_hf.whole_heads(text, local, values["head_dim"])
     return ModelConfig(**values | {"qk_norm": True, "local_rope": local})
 
 
@@ -82,7 +93,8 @@ def gemma2_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
     """Config of the "gemma2" architecture."""
     values = read_gguf.common(f, checkpoint, "gemma2")
     window = f.integer("attention.sliding_window", 4096)
-    values = _shared(values, f, "gelu_tanh", GEMMA2_PATTERN) | {
+    values = _shared(values) | {
+        "activation": "gelu_tanh",
         "windows": _pattern(values["layers"], GEMMA2_PATTERN, window),
         "attention_scale": _gguf_scale(values, 46),
         "attention_softcap": f.number("attn_logit_softcapping", 50.0),
@@ -95,7 +107,8 @@ def gemma3_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
     """Config of the "gemma3" architecture."""
     values = read_gguf.common(f, checkpoint, "gemma3")
     window = f.integer("attention.sliding_window")
-    values = _shared(values, f, "gelu_tanh", GEMMA3_PATTERN) | {
+    values = _shared(values) | {
+        "activation": "gelu_tanh",
         "windows": _pattern(values["layers"], GEMMA3_PATTERN, window),
         "attention_scale": _gguf_scale(values, 62),
         "final_softcap": f.optional_number("final_logit_softcapping"),

@@ -9,15 +9,18 @@ from slipstream.program import Recorder
 from slipstream.weights import Checkpoint
 
 NAMING = Naming(rotary_pairs=True)
+MISTRAL = {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131_072}
+"""What its config.json may leave out."""
 
 
 def from_hf(f: Fields) -> ModelConfig:
     """Config of LlamaForCausalLM and MistralForCausalLM."""
+    mistral = f.get("model_type") == "mistral"
+    if mistral:
+        f = f.with_defaults(MISTRAL)
     values = read_hf.common(f, "llama")
-    sliding = f.get("model_type") == "mistral" and "sliding_window" in f
-    values["windows"] = read_hf.windows(f, values["layers"], [sliding] * values["layers"])
-    bias = f.flag("attention_bias", False)
-    return ModelConfig(**values | {"qkv_bias": bias, "output_bias": bias, "mlp_bias": f.flag("mlp_bias", False)})
+    sliding = mistral and "sliding_window" in f
+    return ModelConfig(**values | {"windows": read_hf.windows(f, values["layers"], [sliding] * values["layers"])})
 
 
 def from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.errors import UnsupportedModelError
 from slipstream.models import read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
 from slipstream.models.llama import record
@@ -17,10 +18,16 @@ NAMING = Naming(
     )
 )
 
+DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
+"""What its config.json may leave out."""
+
 
 def from_hf(f: Fields) -> ModelConfig:
     """Config of Phi3ForCausalLM."""
-    values = read_hf.common(f, "phi3")
+    f = f.with_defaults(DEFAULTS)
+    values = read_hf.common(f, "phi3", part_of_heads=True)
+    if values["rope"].kind not in ("none", "longrope"):
+        raise UnsupportedModelError(f"{f.path}: rope scaling {values['rope'].kind!r} is not supported for Phi-3")
     sliding = "sliding_window" in f
     values["windows"] = read_hf.windows(f, values["layers"], [sliding] * values["layers"])
     return ModelConfig(**values)

@@ -21,6 +21,9 @@ def common(f: Fields, checkpoint: Checkpoint, architecture: str) -> dict[str, An
     """Keyword arguments of ModelConfig; an architecture adds or replaces its own."""
     if f.get("expert_count"):
         raise UnsupportedModelError(f"{f.path}: mixtures of experts are not supported yet")
+    f.only("attention.scale", 0)
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        f.only(key, 0, 1)  # 0: unset
     layers, hidden, heads = (
         f.integer("block_count"),
         f.integer("embedding_length"),

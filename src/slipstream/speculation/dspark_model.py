@@ -103,6 +103,7 @@ def read_dspark(checkpoint: Checkpoint, target_layers: int, target_hidden: int) 
 def _shape(f: Fields) -> dict[str, Any]:
     if (kind := f.get("model_type", "qwen3")) != "qwen3":
         raise UnsupportedModelError(f"{f.path}: a DSpark drafter of type {str(kind)[:40]!r} is not supported")
+    f.only("hidden_act", "silu", "swish")
     layers, heads = f.integer("num_hidden_layers"), f.integer("num_attention_heads")
     if not 1 <= layers <= MOST_LAYERS:
         raise f.fail("num_hidden_layers", f"{layers} is not from 1 to {MOST_LAYERS}")

@@ -107,6 +107,7 @@ def _shape(f: Fields, checkpoint: Checkpoint) -> dict[str, Any]:
     kind = f.get("model_type", "llama")
     if kind not in ("llama", "qwen3"):
         raise UnsupportedModelError(f"{f.path}: an EAGLE-3 drafter of type {str(kind)[:40]!r} is not supported")
+    f.only("hidden_act", "silu", "swish")
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     head_dim = f.integer("head_dim", hidden // max(heads, 1))
     layers = max(f.integer("num_hidden_layers", 1), 1) if "layers.0.hidden_norm.weight" in checkpoint.tensors else 1

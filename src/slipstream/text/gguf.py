@@ -41,7 +41,7 @@ END_OF_GENERATION = frozenset(
 )
 """Control tokens that end an answer whatever the file's own ids say."""
 
-VERSION = 3
+VERSION = 4
 LONGEST_TOKEN = 4096
 """Characters of a token that are believed: cutting it in two in every way takes time that grows with their square."""
 _SPACE = "▁"
@@ -97,7 +97,7 @@ def _id(meta: dict[str, Any], name: str, tokens: Sequence[str]) -> int | None:
 
 
 def _adds_bos(meta: dict[str, Any]) -> bool:
-    return PRE_TOKENIZERS.get(str(meta.get("tokenizer.ggml.pre")), PRE_TOKENIZERS["gpt-2"]).ignore_merges
+    return PRE_TOKENIZERS.get(str(meta.get("tokenizer.ggml.pre")), PRE_TOKENIZERS["gpt-2"]).add_bos
 
 
 def _adds_space(meta: dict[str, Any]) -> bool:

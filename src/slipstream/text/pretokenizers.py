@@ -60,10 +60,13 @@ _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, r"[0-9][0-9][0-9]")
 
 
 class PreTokenizer(NamedTuple):
-    """Expressions, and whether a whole piece that is in the vocabulary is taken without merging."""
+    """Expressions; whether a whole piece that is in the vocabulary is taken without merging; whether a text begins
+    with the BOS token where the file does not say.
+    """
 
     expressions: tuple[str, ...]
     ignore_merges: bool = False
+    add_bos: bool = False
 
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -80,9 +83,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-        PreTokenizer((_LLAMA3,), True),
+        PreTokenizer((_LLAMA3,), True, True),
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), PreTokenizer((_LLAMA3,))),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
+    "glm4": PreTokenizer((_LLAMA3,), True),
     **dict.fromkeys(
         (
             *("qwen2", "deepseek-r1-qwen", "kormo", "hunyuan", "solar-open", "grok-2"),
@@ -91,7 +95,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         PreTokenizer((_QWEN2,)),
     ),
     "qwen35": PreTokenizer((_QWEN35,)),
-    "tekken": PreTokenizer((_TEKKEN,), True),
+    "tekken": PreTokenizer((_TEKKEN,), True, True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), PreTokenizer((_GPT4O,))),
     "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,18 +19,32 @@ from slipstream.program import TENSOR_TYPES, TensorType
 from slipstream.weights.gguf import map_file
 from slipstream.weights.store import Checkpoint, StoredTensor
 
-MAX_HEADER = 100_000_000
+MAX_HEADER = 1 << 24
+MAX_JSON = 1 << 24
+MAX_INDEX = 1 << 25
+"""Bytes of JSON, which as objects takes up to thirty times the memory; the largest models need half of it."""
 MAX_FILES = 1_000
 _TABLES = {"I64": TensorType("I64", 27, 1, 8), "BOOL": TensorType("BOOL", -1, 1, 1)}
 """Types of tables (of tokens, say) beside the weights; no weight can be one."""
 
 
-def load_json(path: Path, data: bytes | None = None, field: str = "json") -> dict[str, Any]:
-    """A JSON object from a file, or from `data`. Raises ModelFileError."""
+def load_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
+    """A JSON object from a file of at most `limit` bytes. Raises ModelFileError."""
     try:
-        value = json.loads(path.read_bytes() if data is None else data, parse_constant=_no_constant)
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
     except OSError as error:
         raise ModelFileError(path, "file", error.strerror or str(error)) from error
+    if len(data) > limit:
+        raise ModelFileError(path, "size", f"is more than {limit >> 20} MB")
+    return _object(path, data, "json")
+
+
+def _object(
+    path: Path, data: bytes, field: str, pairs: Callable[[list[tuple[str, Any]]], Any] = dict
+) -> dict[str, Any]:
+    try:
+        value = json.loads(data, parse_constant=_no_constant, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(path, field, f"is not valid JSON ({error})") from error
     if not isinstance(value, dict):
@@ -41,6 +58,15 @@ def _no_constant(name: str) -> float:
     return float(name)
 
 
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the header: a name that appears twice would hide a tensor."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ModelFileError(path, "header", f"{twice[:80]!r} appears twice")
+    return result
+
+
 def _natural(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(
         isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
@@ -52,9 +78,11 @@ def _read_one(path: Path) -> dict[str, StoredTensor]:
     if len(data) < 8:
         raise ModelFileError(path, "header length", "the file is shorter than 8 bytes")
     length = int.from_bytes(bytes(data[:8]), "little")
-    if length > MAX_HEADER or length > len(data) - 8:
+    if length > len(data) - 8:
         raise ModelFileError(path, "header length", f"{length} bytes do not fit into the file")
-    header = load_json(path, bytes(data[8 : 8 + length]), "header")
+    if length > MAX_HEADER:
+        raise ModelFileError(path, "header length", f"is more than {MAX_HEADER >> 20} MB")
+    header = _object(path, bytes(data[8 : 8 + length]), "header", partial(_unique, path))
     body = data[8 + length :]
     tensors: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int, str]] = []
@@ -96,7 +124,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if not files:
             raise ModelFileError(folder, "weights", "there is no .safetensors file in this folder")
         return files
-    weight_map = load_json(index).get("weight_map")
+    weight_map = load_json(index, MAX_INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelFileError(index, "weight_map", "is not an object")
     names = sorted({str(value) for value in weight_map.values()})
