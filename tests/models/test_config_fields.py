@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import transformers
 
-from slipstream.errors import SlipstreamError, UnsupportedModelError
+from slipstream.errors import ModelFileError, SlipstreamError, UnsupportedModelError
 from slipstream.models import ModelConfig, read_config
-from slipstream.weights import Checkpoint
+from slipstream.program import TENSOR_TYPES
+from slipstream.weights import Checkpoint, StoredTensor
 from slipstream.weights.safetensors import read_safetensors
 from tests import tiny
 from tests.models.test_against_transformers import TOKENS, reference_logits
@@ -170,8 +171,61 @@ def test_refused_by_some(architecture: str, fields: Said, problem: str) -> None:
         read(architecture, tiny.BASE | fields)
 
 
-@pytest.mark.parametrize("key", ["attention.scale", "embedding_scale", "residual_scale", "logit_scale"])
-def test_scales_in_gguf(key: str) -> None:
-    metadata = {"general.architecture": "llama", f"llama.{key}": 0.25}
-    with pytest.raises(UnsupportedModelError, match=rf"llama\.{key}: '0.25'"):
-        read_config(Checkpoint("gguf", (Path("model.gguf"),), metadata, {}))
+GGUF = {"block_count": 4, "embedding_length": 8, "attention.head_count": 2, "feed_forward_length": 8}
+GGUF |= {"context_length": 64, "attention.layer_norm_rms_epsilon": 1e-5, "attention.sliding_window": 16}
+
+
+def read_file(architecture: str, fields: Said, *more: StoredTensor) -> ModelConfig:
+    """From a GGUF file's metadata, and tensors beside the embedding's."""
+    metadata = {f"{architecture}.{key}": value for key, value in (GGUF | fields).items()}
+    table = StoredTensor("token_embd.weight", TENSOR_TYPES["F32"], (9, 8), np.zeros(288, np.uint8))
+    metadata["general.architecture"] = architecture
+    tensors = {tensor.name: tensor for tensor in (table, *more)}
+    return read_config(Checkpoint("gguf", (Path("model.gguf"),), metadata, tensors))
+
+
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"),
+    [
+        ("attention.scale", 0.25, 0.0),
+        ("attention.causal", False, True),
+        ("attention.clamp_kqv", 8.0, 0.0),
+        ("embedding_scale", 0.25, 1.0),
+        ("residual_scale", 0.25, 1.0),
+        ("logit_scale", 0.25, 0.0),
+        ("rope.scale_linear", 4.0, 1.0),
+        ("rope.scaling.yarn_ext_factor", 0.0, 1.0),
+        ("rope.scaling.yarn_ext_factor", 0.5, -1.0),
+    ],
+)
+def test_refused_in_gguf(key: str, value: object, neutral: object) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"llama\.{key}: '{value}'"):
+        read_file("llama", YARN | {key: value})
+    assert read_file("llama", YARN | {key: neutral}) == read_file("llama", YARN)
+
+
+def test_two_rules_of_rotation_in_gguf() -> None:
+    divisors = StoredTensor("rope_freqs.weight", TENSOR_TYPES["F32"], (2,), np.ones(2, np.float32).view(np.uint8))
+    assert read_file("llama", {"rope.scaling.factor": 1.0}, divisors).rope.kind == "divisors"
+    with pytest.raises(ModelFileError, match=r"llama\.rope\.scaling\.type: 'yarn' is not supported beside rope_freqs"):
+        read_file("llama", YARN, divisors)
+    with pytest.raises(UnsupportedModelError, match=r"llama\.rope\.scaling\.attn_factor: '1.5'"):
+        read_file("llama", {"rope.scaling.attn_factor": 1.5})
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [(3, (16, 16, None, 16)), (1, (None,) * 4), (np.array([True, False, False, True]), (16, None, None, 16))],
+)
+def test_patterns_in_gguf(architecture: str, pattern: object, windows: tuple[int | None, ...]) -> None:
+    assert read_file(architecture, {"attention.sliding_window_pattern": pattern}).windows == windows
+
+
+@pytest.mark.parametrize("pattern", [0, "x", np.array([True] * 3), np.array([1.0] * 4)])
+def test_patterns_that_are_none(pattern: object) -> None:
+    with pytest.raises(ModelFileError, match=r"gemma3\.attention\.sliding_window_pattern: is neither"):
+        read_file("gemma3", {"attention.sliding_window_pattern": pattern})

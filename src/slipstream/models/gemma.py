@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from slipstream.models import blocks, read_gguf, read_hf
 from slipstream.models.config import Fields, ModelConfig
 from slipstream.models.names import Naming
@@ -83,6 +85,17 @@ def gemma3_from_hf(f: Fields) -> ModelConfig:
     return ModelConfig(**values | {"qk_norm": True, "local_rope": local})
 
 
+def _gguf_windows(f: Fields, layers: int, every: int, window: int) -> tuple[int | None, ...]:
+    """By the file's pattern if it has one: how often a layer is global, or of each layer whether it is local."""
+    key = "attention.sliding_window_pattern"
+    pattern = f.get(key, every)
+    if isinstance(pattern, np.ndarray) and pattern.dtype == np.bool_ and len(pattern) == layers:
+        return tuple(window if local else None for local in pattern)
+    if not isinstance(pattern, int) or pattern < 1:
+        raise f.fail(key, f"is neither a positive number nor a list of {layers} flags")
+    return _pattern(layers, pattern, window)
+
+
 def _gguf_scale(values: dict[str, Any], layers_of_27b: int) -> float:
     """The 27B models scale by hidden / heads instead of the head's width; the file does not say so."""
     large = values["layers"] == layers_of_27b
@@ -95,7 +108,7 @@ def gemma2_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
     window = f.integer("attention.sliding_window", 4096)
     values = _shared(values) | {
         "activation": "gelu_tanh",
-        "windows": _pattern(values["layers"], GEMMA2_PATTERN, window),
+        "windows": _gguf_windows(f, values["layers"], GEMMA2_PATTERN, window),
         "attention_scale": _gguf_scale(values, 46),
         "attention_softcap": f.number("attn_logit_softcapping", 50.0),
         "final_softcap": f.number("final_logit_softcapping", 30.0),
@@ -109,7 +122,7 @@ def gemma3_from_gguf(f: Fields, checkpoint: Checkpoint) -> ModelConfig:
     window = f.integer("attention.sliding_window")
     values = _shared(values) | {
         "activation": "gelu_tanh",
-        "windows": _pattern(values["layers"], GEMMA3_PATTERN, window),
+        "windows": _gguf_windows(f, values["layers"], GEMMA3_PATTERN, window),
         "attention_scale": _gguf_scale(values, 62),
         "final_softcap": f.optional_number("final_logit_softcapping"),
         "qk_norm": True,

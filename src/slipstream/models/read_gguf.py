@@ -21,7 +21,9 @@ def common(f: Fields, checkpoint: Checkpoint, architecture: str) -> dict[str, An
     """Keyword arguments of ModelConfig; an architecture adds or replaces its own."""
     if f.get("expert_count"):
         raise UnsupportedModelError(f"{f.path}: mixtures of experts are not supported yet")
-    f.only("attention.scale", 0)
+    f.only("attention.causal", True)
+    for key in ("attention.scale", "attention.clamp_kqv"):
+        f.only(key, 0)
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
         f.only(key, 0, 1)  # 0: unset
     layers, hidden, heads = (
@@ -61,7 +63,14 @@ def rope(f: Fields, checkpoint: Checkpoint, head_dim: int, theta_key: str = "rop
     if dim < 2 or dim % 2 or dim > head_dim:
         raise f.fail("rope.dimension_count", f"{dim} is not an even number up to {head_dim}")
     theta = f.number(theta_key, 10_000.0)
+    f.only("rope.scale_linear", 0, 1)  # rope.scaling.factor's name in files of 2023
+    kind, factor = f.get("rope.scaling.type", "none"), f.number("rope.scaling.factor", 1.0)
+    plain = kind == "none" or factor in (0.0, 1.0)
+    if kind != "yarn" and "rope_factors_long.weight" not in checkpoint.tensors:
+        f.only("rope.scaling.attn_factor", 1)
     if "rope_freqs.weight" in checkpoint.tensors:
+        if not plain:
+            raise f.fail("rope.scaling.type", f"{str(kind)[:40]!r} is not supported beside rope_freqs.weight")
         return RopeConfig(dim, theta, "divisors", divisors=_stored(f, checkpoint, "rope_freqs", dim))
     context = f.integer("context_length")
     original = f.integer("rope.scaling.original_context_length", context)
@@ -76,12 +85,12 @@ def rope(f: Fields, checkpoint: Checkpoint, head_dim: int, theta_key: str = "rop
             short_factors=_stored(f, checkpoint, "rope_factors_short", dim),
             long_factors=_stored(f, checkpoint, "rope_factors_long", dim),
         )
-    kind, factor = f.get("rope.scaling.type", "none"), f.number("rope.scaling.factor", 1.0)
-    if kind == "none" or factor in (0.0, 1.0):
+    if plain:
         return RopeConfig(dim, theta)
     if kind == "linear":
         return RopeConfig(dim, theta, "linear", factor)
     if kind == "yarn":
+        f.only("rope.scaling.yarn_ext_factor", 1, -1)  # -1: unset
         yarn = RopeConfig(
             dim, theta, "yarn", factor, original, beta_fast=f.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=f.number("rope.scaling.yarn_beta_slow", 1.0),
