@@ -89,8 +89,16 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     streams = run(*common, "--streams", "2", "--turns", "1")
     assert streams.returncode == 0, streams.stderr
     assert json.loads(file.read_text())["p99_tpot_ratio"]["median"] > 0
+    for other in (("--force-accept", "0.5"), ("--verify", "rejection")):
+        refused = run(*common, "--streams", "2", *other)
+        assert (refused.returncode, "--verify exact" in refused.stderr) == (2, True)
     table = run("bench", "table", str(tmp_path)).stdout
     assert "| speculation, many streams, " in table
+    without = run(*common[:3], "--max-tokens", "20", "--limit", "1", "--force-accept", "0.6", "--json")
+    assert without.returncode == 0, without.stderr
+    ours = json.loads(without.stdout)
+    assert (ours["prompt_set"], ours["forced_acceptance"]) == ("our own", 0.6)
+    assert ours["categories"].keys() == {"writing", "maths", "code", "repeating"}
     own = f"draft:{tiny_gguf},only"
     beside = run(*common[:-2], "--speculative", own, "--limit", "1", "--overheads", "--out", str(file))
     assert beside.returncode == 0, beside.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scipy.stats import chisquare
 from slipstream.kernels.reference import sampling
 from slipstream.kernels.reference.sampling import draw
 from slipstream.program import Draft, KVFormat, Namespace, Proposal
+from slipstream.program.draft import ROOT
 from slipstream.program.noise import gumbel, random_words
 from slipstream.program.sampling import (
     STREAM_ACCEPT,
@@ -25,7 +27,7 @@ from slipstream.program.sampling import (
 )
 from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
-from slipstream.speculation import Ask, Controller, Drafter, ExactVerification, Verification
+from slipstream.speculation import Ask, Controller, Drafter, ExactVerification, ForcedVerification, Verification
 from slipstream.speculation import rejection as rule
 from slipstream.speculation.chains import Chains
 from slipstream.speculation.rejection import RejectionVerification
@@ -345,3 +347,14 @@ def test_rejection_at_temperature_zero_is_exact() -> None:
         drawn = draw(logits, DrawColumns.of(answer.draws(draft))).token.tolist()
         exact = ExactVerification().verify(answer, draft, drawn, None)
         assert RejectionVerification().verify(answer, draft, drawn, logits) == exact
+
+
+def test_forced_acceptance_walks_a_tree() -> None:
+    """What holds is a path from the root, the first branch at every fork; with no chance at all nothing does."""
+    tree = Draft((5, 6, 7, 8, 9), (ROOT, ROOT, 0, 1, 2), (0,) * 5, "x")
+    drawn = [10, 11, 12, 13, 14, 15]
+    answer: Any = None
+    assert ForcedVerification(1.0).verify(answer, tree, drawn, None) == ([0, 2, 4], [5, 7, 9, 15])
+    assert ForcedVerification(0.0).verify(answer, tree, drawn, None) == ([], [10])
+    seen = {tuple(ForcedVerification(0.5, seed).verify(answer, tree, drawn, None).held) for seed in range(40)}
+    assert seen == {(), (0,), (0, 2), (0, 2, 4)}

@@ -17,6 +17,28 @@ MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", 
 """Categories that Spec-Bench counts as one."""
 
 
+OWN = {
+    "writing": (
+        "Write a short letter to a friend who has moved to another town.",
+        "Describe a market on a winter morning in a few sentences.",
+    ),
+    "maths": (
+        "Anna has 14 apples and gives 5 of them to her brother. Then she buys twice as many as are left. How many?",
+        "A train leaves at 9:40 and arrives at 12:25. How long does it take? Explain each step.",
+    ),
+    "code": (
+        "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
+        "Write a Python function that counts the words of a text and returns the ten that occur most.",
+    ),
+    "repeating": (
+        "Write this list again, every line in capital letters:\n- red apples\n- green pears\n- yellow lemons\n- plums",
+        "Repeat the following text, with 'cat' in place of 'dog': The dog sat on the mat. The dog saw the bird. "
+        "The bird saw the dog, and the dog slept.",
+    ),
+}
+"""Prompts by category: what is drafted well and what is not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Talk:
     """A conversation to be had: what comes before, and the user's turns, each answered before the next."""
@@ -52,6 +74,11 @@ def read_talks(path: Path, limit: int) -> list[Talk]:
     if not talks:
         raise UsageError(f"{path} has no prompts")
     return [talk for category in talks.values() for talk in category]
+
+
+def own_talks(limit: int) -> list[Talk]:
+    """At most `limit` of each category of a few prompts of our own, for when no file is named."""
+    return [Talk(category, (), (text,)) for category, texts in OWN.items() for text in texts[:limit]]
 
 
 def _talks(row: dict[str, Any], stem: str) -> Iterator[Talk]:

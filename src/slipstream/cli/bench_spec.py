@@ -29,7 +29,10 @@ OVERHEAD_PROMPTS = 8
 
 def spec(
     model: ModelArgument,
-    prompts: Annotated[Path, Option("--prompts", help="JSON lines: Spec-Bench, HumanEval, OpenAI messages, …")],
+    prompts: Annotated[
+        Path | None,
+        Option("--prompts", help="JSON lines: Spec-Bench, HumanEval, OpenAI messages, … Default: a few of our own."),
+    ] = None,
     speculative: Speculation = "auto",
     verify: Verify = "exact",
     limit: Annotated[int, Option("--limit", help="Prompts of each category.")] = 8,
@@ -62,7 +65,7 @@ def spec(
     """Answer prompts plain and drafted, by turns: S, tau, and what verifying and drafting cost."""
     from dataclasses import replace
 
-    from slipstream.bench.prompts import read_talks
+    from slipstream.bench.prompts import own_talks, read_talks
     from slipstream.bench.spec import forced, measure, side_by_side
     from slipstream.bench.spec_overheads import overheads as measure_overheads
     from slipstream.program.sampling import SamplingParams
@@ -74,7 +77,9 @@ def spec(
         raise UsageError("--speculative off leaves nothing to measure")
     if force_accept is not None and not 0.0 <= force_accept <= 1.0:
         raise UsageError("--force-accept is from 0 to 1")
-    talks = read_talks(prompts, limit)
+    if streams > 1 and (force_accept is not None or verify != "exact"):
+        raise UsageError("several --streams are measured with --verify exact and without --force-accept")
+    talks = read_talks(prompts, limit) if prompts is not None else own_talks(limit)
     options = load_options(max_model_len, kv_cache_dtype, quantization, threads, "native")
     drafted = open_drafted(
         model, replace(options, sequences=max(4, streams)), speculative, verify, quick=False, fresh=True,
@@ -105,7 +110,8 @@ def spec(
             result["overheads"] = measure_overheads(
                 drafted.model, drafted.cost, drafted.controller, fitting, params, lambda n: bar("overheads", n, 100)
             )
-    result |= {"drawing": drawing, "speculative": speculative, "verify": verify, "prompt_set": prompts.name}
+    named = prompts.name if prompts is not None else "our own"
+    result |= {"drawing": drawing, "speculative": speculative, "verify": verify, "prompt_set": named}
     report(result, json_output, out)
     if not json_output:
         _table(result)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.program import Draft
+from slipstream.program.draft import ROOT
 from slipstream.scheduling import Sequence as Answer
 
 Float32Array = npt.NDArray[np.float32]
@@ -43,7 +44,9 @@ class ExactVerification:
 
 
 class ForcedVerification:
-    """For measuring v and d apart from the drafter: each draft of a chain holds with one chance, whatever it says.
+    """For measuring v and d apart from the drafter: each draft token holds with one chance, whatever it says.
+
+    Of a tree those along the first branches do.
 
     What comes out is no answer to anything.
     """
@@ -55,7 +58,12 @@ class ForcedVerification:
 
     def verify(self, answer: Answer, draft: Draft, drawn: Sequence[int], logits: Float32Array | None) -> Verdict:
         """Throw a coin for each draft."""
-        held = 0
-        while held < len(draft) and self._random.random() < self.chance:
-            held += 1
-        return Verdict(list(range(held)), [*draft.tokens[:held], drawn[held]])
+        held, at = [], ROOT
+        for index, parent in enumerate(draft.parents):
+            if parent != at:
+                continue
+            if self._random.random() >= self.chance:
+                break
+            held.append(index)
+            at = index
+        return Verdict(held, [*(draft.tokens[index] for index in held), drawn[at + 1]])
