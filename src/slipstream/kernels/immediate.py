@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.kernels.backend import Float32Array, Int32Array, StepOutput, Worth
-from slipstream.kernels.reference.sampling import draw
 from slipstream.program import Rows
 from slipstream.program.sampling import DrawColumns, Drawn
 
@@ -44,6 +43,8 @@ class Immediate:
         """Logit rows of the last step, drawn again otherwise."""
         if self._scores is None or not len(self._scores) > rows.max(initial=-1) >= rows.min(initial=0) >= 0:
             raise ValueError("the last step had no such logit rows")
+        from slipstream.kernels.reference.sampling import draw  # whose package's backend is one of these
+
         return draw(self._scores[rows], draws, self.ids)
 
     def follow(self, rows: Rows, draws: DrawColumns, inputs: Float32Array, slots: Int32Array, worth: Worth) -> Drawn:
