@@ -60,6 +60,13 @@ def test_an_engine_that_does_not_get_on_is_ill(tiny_gguf: Path) -> None:
         client._got_on -= 31.0
         client._hear(Pong(Stats(running=0, steps=8)))
         assert client.healthy, "it has nothing to do"
+        client._hear(Pong(Stats(running=0, waiting=1, steps=8)))
+        assert client.healthy, "it has not had to do it for long"
+        client._got_on -= 31.0
+        client._hear(Pong(Stats(running=0, waiting=1, steps=8)))
+        assert not client.healthy, "whoever waits is never begun"
+        client._hear(Pong(Stats(running=0, waiting=1, steps=9)))
+        assert client.healthy
         client._ready.clear()
         await client.close()
 

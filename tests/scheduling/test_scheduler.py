@@ -84,6 +84,30 @@ def test_a_target_between_tokens_keeps_newcomers_waiting() -> None:
     assert admitted(0, alone * 0.5)
 
 
+def test_a_target_to_the_first_token_gives_late_prompts_more() -> None:
+    """Who has waited for half of the target makes the step longer, up to twice one without prompts; others do not."""
+    pool = BlockPool(1000)
+    decodes = [running(i, 40, pool) for i in range(4)]
+    bare = COST.seconds(StepShape(4, 4, 0, 4 * 40))
+
+    def stretch(now: float, ttft: float | None, prompt: Sequence | None = None) -> tuple[int, float]:
+        limits = Limits(512, ttft_target=ttft)
+        plan = plan_of([*decodes, prompt or sequence(9, 4000)], pool, now, cost=COST, limits=limits)
+        return rows_of(plan)[9], COST.seconds(shape_of(plan)) / bare
+
+    plain, stretched = stretch(now=1.1, ttft=None)
+    late, doubled = stretch(now=1.1, ttft=2.0)
+    assert stretched <= 1 + STRETCH < doubled <= 2.0
+    assert late > plain
+    assert stretch(now=0.9, ttft=2.0)[0] == plain, "there is time yet"
+    again = running(9, 4000, pool, computed=1000)
+    again.prompt_length -= 1  # it gave way after its first token
+    assert stretch(now=1.1, ttft=2.0, prompt=again) == stretch(now=1.1, ttft=None, prompt=again)
+    tight = Limits(512, tpot_target=1.1 * bare, ttft_target=2.0)
+    plan = plan_of([*decodes, sequence(9, 4000)], pool, 1.1, cost=COST, limits=tight)
+    assert rows_of(plan)[9] == late, "the target between tokens gives way to it"
+
+
 def shape_of(plan: Plan, without: int = -1):
     from slipstream.program import CacheSpec, SpanShape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,8 +19,8 @@ from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving.answers import CompletionAnswer
-from slipstream.serving.errors import ApiError
-from slipstream.serving.exchange import GONE, Exchange, ServerLimits, Wanted
+from slipstream.serving.errors import GONE, ApiError
+from slipstream.serving.exchange import Exchange, ServerLimits, Wanted
 from slipstream.serving.keys import MOST_PRIORITY, Key, Keys
 from slipstream.serving.metrics import Metrics
 from slipstream.serving.tracing import Tracing
@@ -172,9 +173,46 @@ def test_nobody_fills_the_queue(count: int, places: int) -> None:
             assert key.held
             with pytest.raises(ApiError, match=f"of the queue's {places}") as error, key.admitted(1, places):
                 pass
-            assert error.value.status == 429
+            refused = error.value.response()
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert json.loads(bytes(refused.body))["error"]["code"] == "rate_limit_exceeded"
         assert sum(key.held for key in keys) <= places
     assert not any(key.held or key.running for key in keys)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_queue_that_is_full(count: int) -> None:
+    """Whoever comes then is sent away, whose ever the places are, until one is free; nothing is held for them."""
+
+    async def run() -> None:
+        client, keys = Client(0), [Key(str(n), b"") for n in range(count)]
+        Keys(keys)
+        exchange = Exchange(client, ServerLimits(max_queue=4), Metrics("m", _Nothing()))  # type: ignore[arg-type]
+
+        async def ask(caller: Caller, key: Key, prompts: int) -> int:
+            wanted = Wanted([([1], SamplingParams())] * prompts)
+            return (await exchange.run(caller.request, key, wanted, answer(prompts))).status_code
+
+        first, second, later = Caller(), Caller(), Caller()
+        tasks = [asyncio.create_task(ask(first, keys[0], 2)), asyncio.create_task(ask(second, keys[count // 2], 2))]
+        await until(lambda: client.open == 4)
+        with pytest.raises(ApiError, match="4 requests are open, the limit is 4") as error:
+            await ask(Caller(), keys[-1], 1)
+        refused = error.value.response()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert json.loads(bytes(refused.body))["error"] == {
+            "message": error.value.message, "type": "rate_limit_error", "param": None, "code": "queue_full"
+        }  # fmt: skip
+        assert (client.open, sum(key.held for key in keys)) == (4, 4)
+        first.gone.set()
+        assert await tasks[0] == 499
+        later.gone.set()
+        assert await ask(later, keys[-1], 1) == 499, "it was let in, and left"
+        second.gone.set()
+        assert await tasks[1] == 499
+        assert (client.open, sum(key.held for key in keys)) == (0, 0)
+
+    asyncio.run(run())
 
 
 def test_who_is_alone_may_have_all() -> None:

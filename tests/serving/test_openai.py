@@ -6,13 +6,18 @@ import concurrent.futures
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.engine import Engine, LoadOptions, load_model
+from slipstream.engine.admission import check_request
+from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
+from slipstream.serving.openai import engine_refused
 from tests.serving.conftest import KEY, Server
 
 MESSAGES = [{"role": "user", "content": "Tell me about lighthouses."}]
@@ -177,23 +182,57 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"extra_body": {"top_k": 1.5}}, "top_k"),
     ({"extra_body": {"min_p": "x"}}, "min_p"),
-    ({"extra_body": {"stop_token_ids": [99999]}}, None),
+    ({"extra_body": {"stop_token_ids": [99999]}}, "stop_token_ids"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "param"), BAD)
-def test_bad_fields_are_named(client: openai.OpenAI, options: dict[str, object], param: str | None) -> None:
+def test_bad_fields_are_named(client: openai.OpenAI, options: dict[str, object], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         ask(client, **options)
     assert error.value.body["type"] == "invalid_request_error"  # type: ignore[index]
-    if param:
-        assert error.value.param == param, error.value
+    assert (error.value.param, error.value.code) == (param, None), error.value
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "x"}), ("responses", {"input": "x"})],
+)
+@pytest.mark.parametrize("field", [{"stop_token_ids": [99999]}, {"logit_bias": {"99999": 1}}])
+def test_tokens_that_the_model_does_not_have(
+    server: Server, path: str, asked: dict[str, object], field: dict[str, object], stream: bool
+) -> None:
+    """Only the engine knows which there are; what it refuses is told by the field's name too."""
+    with server.client() as http:
+        answer = http.post(f"/v1/{path}", json={**asked, **field, "stream": stream})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, *field, None), error
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "code"),
+    [
+        ([1] * 99, 9, "context_length_exceeded"),
+        ([1] * 60, 1, "context_length_exceeded"),
+        ([], 9, None),
+        ([256], 9, None),
+    ],
+)
+def test_prompts_that_the_engine_refuses(prompt: list[int], blocks: int, code: str | None) -> None:
+    """Only one that is too long is called that."""
+    model: Any = SimpleNamespace(config=SimpleNamespace(vocabulary=256), max_len=99)
+    with pytest.raises(UsageError) as error:
+        check_request(model, blocks, prompt, SamplingParams())
+    refused = engine_refused(error.value, "prompt")
+    assert (refused.status, refused.param, refused.code) == (400, "prompt", code)
 
 
 def test_too_long_a_prompt(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         ask(client, messages=[{"role": "user", "content": "x" * 5000}])
-    assert error.value.code == "context_length_exceeded"
+    assert (error.value.param, error.value.code) == ("messages", "context_length_exceeded")
 
 
 def test_wrong_model_and_wrong_key(server: Server, client: openai.OpenAI) -> None:

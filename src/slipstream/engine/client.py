@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 PING_EVERY, SILENCE = 1.0, 5.0
 """Seconds between questions after the engine's health, and after which its silence counts as illness."""
 STUCK, HUNG = 30.0, 120.0
-"""Seconds without a step, though requests run, after which the engine counts as ill; and of silence after which its
-process is ended, and started again: whoever waits for it would wait for ever.
+"""Seconds without a step, though requests run or wait, after which the engine counts as ill; and of silence after which
+its process is ended, and started again: whoever waits for it would wait for ever.
 """
 _AGAIN = -1
 """The number of what nobody waits for."""
@@ -327,7 +327,7 @@ class EngineClient:
             case Pong(stats):
                 if stats.disappointment and not self.stats.disappointment:
                     log.warning("%s", stats.disappointment)
-                if stats.steps != self.stats.steps or not stats.running:
+                if stats.steps != self.stats.steps or not (stats.running or stats.waiting):
                     self._got_on = time.monotonic()
                 self.stats = stats
                 self._rolled_out(stats.rollout)

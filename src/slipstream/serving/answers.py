@@ -34,6 +34,11 @@ def usage_of(ended: list[RequestTimings]) -> dict[str, Any]:
     }
 
 
+def timings_of(ended: list[RequestTimings], *, timed: bool) -> dict[str, Any]:
+    """What an answer took, prompt by prompt, as the field that it is told in, if it was asked for."""
+    return {"timings": [asdict(t) for t in ended]} if timed else {}
+
+
 @dataclass
 class Call:
     """A tool that the model has called."""
@@ -184,7 +189,7 @@ class _OpenAIAnswer(Answer):
         frames = []
         if usage or timed:
             last = self._head(self.chunk_kind) | {"choices": []} | ({"usage": self.usage(ended)} if usage else {})
-            frames.append(frame(last | ({"timings": [asdict(t) for t in ended]} if timed else {})))
+            frames.append(frame(last | timings_of(ended, timed=timed)))
         return [*frames, b"data: [DONE]\n\n"]
 
     def _head(self, kind: str) -> dict[str, Any]:

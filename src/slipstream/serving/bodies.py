@@ -6,16 +6,18 @@ import asyncio
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.errors import GONE, ApiError, bad_request
 
 BODY_SECONDS = 30.0
 """A body that has not arrived by then is given up."""
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """All of a body. Raises ApiError 413 where it has more than `limit` bytes, 408 where it does not come."""
+    """All of a body. Raises ApiError: 413 where it has more than `limit` bytes, 408 where it does not come, 499 where
+    its client leaves before.
+    """
 
     async def read() -> bytes:
         parts, size = [], 0
@@ -31,6 +33,8 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise ApiError(413, f"the body has {declared} bytes, the limit is {limit}", code="request_too_large")
     try:
         return await asyncio.wait_for(read(), BODY_SECONDS)
+    except ClientDisconnect as error:
+        raise ApiError(499, GONE) from error
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from error
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+GONE = "the client went away"
+
 
 @dataclass
 class ApiError(Exception):

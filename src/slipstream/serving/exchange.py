@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,8 +20,8 @@ from slipstream.engine.request import Terms
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
-from slipstream.serving.answers import Answer
-from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.answers import Answer, timings_of
+from slipstream.serving.errors import GONE, ApiError, bad_request
 from slipstream.serving.flush import Flush
 from slipstream.serving.keys import Key
 from slipstream.serving.metrics import Gaps, Metrics
@@ -31,7 +31,7 @@ from slipstream.training.recorder import Recorder
 
 RECORD_HEADER = "x-slipstream-record"
 """on or off: whether a request is recorded, where --record is given."""
-GONE, FAILED = "the client went away", "the server failed; its log says why"
+FAILED = "the server failed; its log says why"
 News = tuple[list[Chunk], RequestTimings | None]
 
 
@@ -114,7 +114,7 @@ class Exchange:
             if wanted.silent:
                 ended = [RequestTimings(len(tokens), 0, 0, 0.0, 0.0, 0.0, 0, 0.0) for tokens, _ in work]
                 span.end(ended)
-                return json_response(answer.report(ended))
+                return json_response(answer.report(ended) | timings_of(ended, timed=wanted.timed))
             news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
             if self.recorder is not None and self.recorder.options.wants(
                 request.headers.get(RECORD_HEADER), key.record
@@ -186,9 +186,8 @@ class Exchange:
         if answer.aborted:
             raise self._late()
         report = answer.report(ended)
+        report |= timings_of(ended, timed=wanted.timed)  # of the report itself, which may be kept
         span.end(ended)
-        if wanted.timed:
-            report["timings"] = [asdict(t) for t in ended]
         return json_response(report)
 
     async def _in_time(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -11,6 +11,8 @@ import resource
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from slipstream.serving.errors import ApiError
+
 HEAD_BYTES = 64 << 10
 """Of a request's line and fields, and of whatever else comes without a byte of a body."""
 HEAD_SECONDS = 15.0
@@ -111,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._too_long:
             self._refuse(431, f"a request's head has at most {HEAD_BYTES} bytes")
         else:
-            super().send_400_response(msg)
+            self._refuse(400, "this is no HTTP request")
 
     def _count(self, size: int) -> None:
         self._head += size
@@ -136,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         if self.transport.is_closing():
             return
-        body = why.encode()
-        head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        body = ApiError(status, why, "server_error" if status >= 500 else "invalid_request_error").body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

@@ -10,7 +10,7 @@ import msgspec
 
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
-from slipstream.serving.answers import Answer, frame, usage_of
+from slipstream.serving.answers import Answer, frame, timings_of, usage_of
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.openai import ChatRequest
 from slipstream.serving.parts import Change, Part, Parts
@@ -40,6 +40,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
+    timings: bool | None = None
 
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -61,7 +62,7 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
     choice = body.tool_choice or {}
     return ChatRequest(
         messages=messages, max_tokens=body.max_tokens, stop=body.stop_sequences, stream=body.stream,
-        temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, seed=body.seed,
+        temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, seed=body.seed, timings=body.timings,
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools or ())] or None,
         tool_choice=_choice(choice), parallel_tool_calls=not choice.get("disable_parallel_tool_use", False),
         chat_template_kwargs={"enable_thinking": thinking.get("type") != "disabled"} if thinking else None,
@@ -194,7 +195,7 @@ class MessagesAnswer(Answer):
         """Why it ended, and what it took."""
         return [
             *self._closed(len(self.parts) - 1),
-            _event("message_delta", delta=self._stop(), usage=self._usage(ended)),
+            _event("message_delta", delta=self._stop(), usage=self._usage(ended), **timings_of(ended, timed=timed)),
             _event("message_stop"),
         ]
 

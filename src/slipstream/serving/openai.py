@@ -176,8 +176,13 @@ def sampling(request: Common, logprobs: int | None, grammar: str = "", shown: tu
     try:
         return SamplingParams(**{name: value for name, value in values.items() if value is not None})
     except UsageError as error:
-        name = str(error).split()[0].partition("[")[0]
-        raise bad_request(str(error), name if name in values else None) from error
+        raise bad_request(str(error), _field_of(error)) from error
+
+
+def _field_of(error: UsageError) -> str | None:
+    """The setting that a problem's first word names: `logit_bias[7] must be …`."""
+    name = str(error).split()[0].partition("[")[0]
+    return name if name in SamplingParams.__dataclass_fields__ else None
 
 
 def _bias(entries: dict[str, float] | None) -> dict[int, float]:
@@ -314,10 +319,13 @@ def finite(request: Common) -> None:
 
 
 def engine_refused(error: UsageError, param: str) -> ApiError:
-    """What the engine itself refuses: a grammar, or a prompt that does not fit."""
+    """What the engine itself refuses: a grammar, a setting, or a prompt, which is in the field `param`."""
     if "grammar" in str(error):
         return bad_request(str(error), "response_format")
-    return ApiError(400, str(error), param=param, code="context_length_exceeded")
+    if (setting := _field_of(error)) is not None:
+        return bad_request(str(error), setting)
+    too_long = " holds " in str(error)  # the context, or the whole cache
+    return ApiError(400, str(error), param=param, code="context_length_exceeded" if too_long else None)
 
 
 TAG_HEADER, LONGEST_TAG = "x-slipstream-tag", 64

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.serving import openai
-from slipstream.serving.answers import Answer, frame
+from slipstream.serving.answers import Answer, frame, timings_of
 from slipstream.serving.chats import Chats
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.exchange import Exchange, Wanted
@@ -314,6 +314,7 @@ class ResponsesAnswer(Answer):
         """The whole response."""
         closed = self._closed(len(self.parts) - 1)
         report = self.report(ended)
+        report |= timings_of(ended, timed=timed)
         return [*closed, self._event(f"response.{report['status']}", response=report)]
 
     def failure(self, error: ApiError) -> bytes:

@@ -1,0 +1,111 @@
+"""Nobody waits for ever: one request beside an endless stream that takes all there is, and how long it has to wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.kvcache import BlockPool
+from slipstream.program import BLOCK_SLOTS
+from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Limits, Sequence, State, schedule, scheduler
+from slipstream.scheduling.scheduler import AGING, blocks_needed
+from tests.scheduling.test_scheduler import COST, sequence
+
+STEP = 0.25
+"""Seconds of a step."""
+BLOCKS, SLOTS, QUEUE = 24, 4, 30
+"""Of the cache, how many run at once, how many of the stream wait at most."""
+ANSWER = 4
+"""Tokens that everybody is answered with: the stream's requests arrive faster than they are."""
+SERVICE = STEP * 5 * (QUEUE + SLOTS) * (ANSWER + 2) / SLOTS
+"""Seconds in which all that wait and run at one time are served, generously."""
+
+
+@dataclass
+class Busy:
+    """A server under a stream: two more of `stream` with every step, as far as the queue has room."""
+
+    stream: Callable[[int, float], Sequence]
+    limits: Limits
+    cost: CostModel | None = None
+    pool: BlockPool = field(default_factory=lambda: BlockPool(BLOCKS))
+    sequences: list[Sequence] = field(default_factory=list)
+    served: dict[str, float] = field(default_factory=dict)
+    now: float = 0.0
+    arrived: int = 0
+    preempted: int = 0
+
+    def add(self, s: Sequence) -> None:
+        """As the engine does: who was away has had as much as who has had least of those there."""
+        least = min((self.served[other.tenant] for other in self.sequences), default=0.0)
+        self.served[s.tenant] = max(self.served.get(s.tenant, 0.0), least)
+        self.sequences.append(s)
+
+    def step(self) -> None:
+        self.now += STEP
+        for _ in range(2):
+            if len(self.sequences) < QUEUE + SLOTS:
+                self.arrived += 1
+                self.add(self.stream(self.arrived, self.now))
+        plan = schedule(State(self.now, self.sequences, self.pool, self.limits, self.served, self.cost))
+        assert not plan.too_large
+        for s in plan.preempted:
+            self.pool.release(s.blocks)
+            s.blocks, s.computed = [], 0
+            self.preempted += 1
+        for s, rows, _ in plan.spans:
+            s.blocks += self.pool.take(blocks_needed(s, s.computed + rows))
+            s.computed += rows
+            self.served[s.tenant] += rows
+            if not s.missing:
+                s.append(1)
+                if s.generated == ANSWER:
+                    self.sequences.remove(s)
+                    self.pool.release(s.blocks)
+
+    def waits(self, waiter: Sequence, at_most: float) -> float:
+        """Seconds until the waiter's answer is complete; it comes when the stream has filled the queue."""
+        while len(self.sequences) < QUEUE + SLOTS:
+            self.step()
+        waiter.arrived = self.now
+        self.add(waiter)
+        while waiter in self.sequences and self.now - waiter.arrived <= at_most:
+            self.step()
+        return self.now - waiter.arrived
+
+
+def short(tenant: str = "stream", priority: int = 0, prompt: int = 40) -> Callable[[int, float], Sequence]:
+    """A stream of one tenant; with "" each request is of a tenant of its own."""
+    return lambda number, now: sequence(
+        number, prompt, tenant=tenant or f"tenant {number}", priority=priority, arrived=now
+    )
+
+
+def one(prompt: int = 40, **more: object) -> Sequence:
+    return sequence(0, prompt, **{"tenant": "one", **more})
+
+
+LARGE = BLOCK_SLOTS * (BLOCKS - 2)
+CASES = {
+    "the same tenant's": (short("one"), one(), 0),
+    "large among small": (short("one"), one(LARGE), 0),
+    "large among small, of other tenants": (short(""), one(LARGE), 0),
+    "higher priority": (short(priority=-1), one(priority=1), 2),
+    "higher priority, the same tenant's": (short("one", priority=-1), one(priority=1), 2),
+    "higher priority, of ever new tenants": (short("", priority=-1), one(priority=1), 2),
+    "large, and of lower priority": (short("one", priority=-1), one(LARGE, priority=1), 2),
+}
+
+
+@pytest.mark.parametrize("cost", [None, COST], ids=["unpriced", "priced"])
+@pytest.mark.parametrize("rows", [64, SLOTS], ids=["wide", "narrow"])
+@pytest.mark.parametrize("name", CASES)
+def test_nobody_waits_for_ever(name: str, rows: int, cost: CostModel | None) -> None:
+    stream, waiter, behind = CASES[name]
+    # What a narrow step takes of prompts is what they are long.
+    bound = behind * AGING + SERVICE + STEP * (QUEUE * 40 + 2 * LARGE) / (rows - SLOTS + 1)
+    assert Busy(stream, Limits(rows, SLOTS), cost).waits(waiter, bound) <= bound
