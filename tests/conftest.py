@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import gguf
 import numpy as np
 import pytest
 
-from slipstream.engine import LoadOptions, Model, load_model
+from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.text.tokenizer import byte_alphabet
 from slipstream.weights.references import FetchError, resolve
 
@@ -91,6 +93,35 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("XDG_CACHE_HOME")
     if before is not None:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines() -> Iterator[tuple[list[Engine], WeakSet[Engine]]]:
+    """The engines that were made since the last test ended, and all that are still there."""
+    fresh, known = list[Engine](), WeakSet[Engine]()
+    with pytest.MonkeyPatch.context() as patch:
+        make = Engine.__init__
+
+        def made(engine: Engine, *arguments: Any, **named: Any) -> None:
+            make(engine, *arguments, **named)
+            fresh.append(engine)
+            known.add(engine)
+
+        patch.setattr(Engine, "__init__", made)
+        yield fresh, known
+
+
+@pytest.fixture(autouse=True)
+def _no_block_is_leaked(_engines: tuple[list[Engine], WeakSet[Engine]]) -> Iterator[None]:
+    """Every engine that a test made or used has its blocks in order when the test ends."""
+    fresh, known = _engines
+    yield
+    idle = [engine for engine in known if not engine.flying]
+    fresh.clear()
+    known.clear()  # one that is damaged fails one test
+    for engine in idle:
+        engine.check()
+    known.update(idle)
 
 
 @pytest.fixture(scope="session")

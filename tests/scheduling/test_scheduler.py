@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slipstream.kvcache import BlockPool
+from slipstream.kvcache import BlockPool, PrefixCache
 from slipstream.program import BLOCK_SLOTS, KVFormat, Namespace, StepShape
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
@@ -189,6 +189,30 @@ def test_moving_out_of_the_cache_when_it_is_cheaper() -> None:
     back = sequence(3, 40, computed=39, saved=[0, 1])
     assert rows_of(plan_of([back], BlockPool(4), peek=lambda s: 0)) == {3: 1}, "what was saved need not be computed"
     assert rows_of(plan_of([back], BlockPool(1))) == {}, "it needs its blocks back"
+
+
+def test_what_others_hold_as_well_is_not_computed_again() -> None:
+    pool = BlockPool(3)
+    prefix = PrefixCache(pool)
+    old, young = running(0, 65, pool, arrived=0.0), sequence(1, 65, computed=64, arrived=1.0)
+    beginning, _ = prefix.extend(NAMESPACE, None, (1,) * BLOCK_SLOTS, old.blocks[0])
+    pool.share(old.blocks[:1])
+    young.blocks = [old.blocks[0], *pool.take(1)]
+
+    def saved(seconds: float) -> bool:
+        cost = replace(COST, copy=seconds / (2 * 2 * BLOCK_SLOTS * 1000))
+        plan = plan_of([old, young], pool, now=2.0, cost=cost, kv_bytes=1000, spare=2)
+        assert plan.preempted == [young]
+        return plan.saved == [young]
+
+    pairs = 64 * 65 // 2
+    everything = COST.seconds(StepShape(64, 0, 64_000, pairs))
+    rest = COST.seconds(StepShape(32, 0, 64_000, pairs - 32 * 33 // 2))
+    assert saved(0.99 * everything), "the prefix cache does not know it"
+    young.node = old.node = beginning
+    assert not saved(0.99 * everything)
+    assert not saved(1.01 * rest)
+    assert saved(0.99 * rest)
 
 
 def test_tokens_that_are_not_known_yet() -> None:

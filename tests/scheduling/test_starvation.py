@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
 from slipstream.kvcache import BlockPool
 from slipstream.program import BLOCK_SLOTS
-from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Limits, Sequence, State, schedule, scheduler
 from slipstream.scheduling.scheduler import AGING, blocks_needed
-from tests.scheduling.test_scheduler import COST, sequence
+from tests.scheduling.test_scheduler import sequence
 
 STEP = 0.25
 """Seconds of a step."""
 BLOCKS, SLOTS, QUEUE = 24, 4, 30
 """Of the cache, how many run at once, how many of the stream wait at most."""
-ANSWER = 4
-"""Tokens that everybody is answered with: the stream's requests arrive faster than they are."""
-SERVICE = STEP * 5 * (QUEUE + SLOTS) * (ANSWER + 2) / SLOTS
-"""Seconds in which all that wait and run at one time are served, generously."""
+PROMPT, ANSWER, LARGE = 40, 4, BLOCK_SLOTS * (BLOCKS - 2)
+"""Tokens of a prompt, of every answer, and of a prompt that takes nearly all of the cache: the stream's requests arrive
+faster than they are answered.
+"""
 
 
 @dataclass
@@ -31,13 +31,11 @@ class Busy:
 
     stream: Callable[[int, float], Sequence]
     limits: Limits
-    cost: CostModel | None = None
     pool: BlockPool = field(default_factory=lambda: BlockPool(BLOCKS))
     sequences: list[Sequence] = field(default_factory=list)
     served: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     arrived: int = 0
-    preempted: int = 0
 
     def add(self, s: Sequence) -> None:
         """As the engine does: who was away has had as much as who has had least of those there."""
@@ -51,12 +49,11 @@ class Busy:
             if len(self.sequences) < QUEUE + SLOTS:
                 self.arrived += 1
                 self.add(self.stream(self.arrived, self.now))
-        plan = schedule(State(self.now, self.sequences, self.pool, self.limits, self.served, self.cost))
+        plan = schedule(State(self.now, self.sequences, self.pool, self.limits, self.served))
         assert not plan.too_large
         for s in plan.preempted:
             self.pool.release(s.blocks)
             s.blocks, s.computed = [], 0
-            self.preempted += 1
         for s, rows, _ in plan.spans:
             s.blocks += self.pool.take(blocks_needed(s, s.computed + rows))
             s.computed += rows
@@ -69,7 +66,7 @@ class Busy:
 
     def waits(self, waiter: Sequence, at_most: float) -> float:
         """Seconds until the waiter's answer is complete; it comes when the stream has filled the queue."""
-        while len(self.sequences) < QUEUE + SLOTS:
+        while len(self.sequences) < QUEUE:
             self.step()
         waiter.arrived = self.now
         self.add(waiter)
@@ -78,34 +75,51 @@ class Busy:
         return self.now - waiter.arrived
 
 
-def short(tenant: str = "stream", priority: int = 0, prompt: int = 40) -> Callable[[int, float], Sequence]:
+def short(tenant: str = "stream", priority: int = 0, prompt: int = PROMPT) -> Callable[[int, float], Sequence]:
     """A stream of one tenant; with "" each request is of a tenant of its own."""
     return lambda number, now: sequence(
         number, prompt, tenant=tenant or f"tenant {number}", priority=priority, arrived=now
     )
 
 
-def one(prompt: int = 40, **more: object) -> Sequence:
-    return sequence(0, prompt, **{"tenant": "one", **more})
+def one(prompt: int = PROMPT, priority: int = 0) -> Sequence:
+    return sequence(0, prompt, tenant="one", priority=priority)
 
 
-LARGE = BLOCK_SLOTS * (BLOCKS - 2)
 CASES = {
-    "the same tenant's": (short("one"), one(), 0),
-    "large among small": (short("one"), one(LARGE), 0),
-    "large among small, of other tenants": (short(""), one(LARGE), 0),
-    "higher priority": (short(priority=-1), one(priority=1), 2),
-    "higher priority, the same tenant's": (short("one", priority=-1), one(priority=1), 2),
-    "higher priority, of ever new tenants": (short("", priority=-1), one(priority=1), 2),
-    "large, and of lower priority": (short("one", priority=-1), one(LARGE, priority=1), 2),
+    "the same tenant's": (short("one"), one, 0),
+    "large among small": (short("one"), partial(one, LARGE), 0),
+    "large among small, of other tenants": (short(""), partial(one, LARGE), 0),
+    "higher priority": (short(priority=-1), partial(one, priority=1), 2),
+    "higher priority, the same tenant's": (short("one", priority=-1), partial(one, priority=1), 2),
+    "higher priority, of ever new tenants": (short("", priority=-1), partial(one, priority=1), 2),
+    "large, and of lower priority": (short("one", priority=-1), partial(one, LARGE, priority=1), 2),
 }
 
 
-@pytest.mark.parametrize("cost", [None, COST], ids=["unpriced", "priced"])
+def bound(rows: int, sequences: int, behind: int) -> float:
+    """Seconds of aging, and of serving all that may be there when it has aged, by rows and by places."""
+    work = (QUEUE + SLOTS) * (PROMPT + ANSWER) + LARGE
+    return behind * AGING + STEP * (work / rows + (QUEUE + SLOTS) * (ANSWER + 1) / sequences)
+
+
 @pytest.mark.parametrize("rows", [64, SLOTS], ids=["wide", "narrow"])
 @pytest.mark.parametrize("name", CASES)
-def test_nobody_waits_for_ever(name: str, rows: int, cost: CostModel | None) -> None:
+def test_nobody_waits_for_ever(name: str, rows: int) -> None:
     stream, waiter, behind = CASES[name]
-    # What a narrow step takes of prompts is what they are long.
-    bound = behind * AGING + SERVICE + STEP * (QUEUE * 40 + 2 * LARGE) / (rows - SLOTS + 1)
-    assert Busy(stream, Limits(rows, SLOTS), cost).waits(waiter, bound) <= bound
+    most = bound(rows, SLOTS, behind)
+    assert Busy(stream, Limits(rows, SLOTS)).waits(waiter(), most) <= most
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, BLOCK_SLOTS - 1], ids=["", "each grows out of its block"])
+def test_who_decodes_gets_on_as_well(prompt: int) -> None:
+    """More run than a step has rows, all of them more urgent; the cache is full."""
+    busy = Busy(short(priority=-1, prompt=prompt), Limits(SLOTS, 100))
+    most = bound(SLOTS, 100, behind=2)
+    assert busy.waits(one(PROMPT, priority=1), most) <= most
+
+
+def test_without_aging_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is one under which somebody could wait for ever."""
+    monkeypatch.setattr(scheduler, "AGING", math.inf)
+    assert Busy(short(priority=-1), Limits(64, SLOTS)).waits(one(priority=1), 1000.0) > 1000.0

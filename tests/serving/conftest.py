@@ -27,6 +27,8 @@ class Server:
     process: subprocess.Popen[str]
     url: str
     log: list[str] = field(default_factory=list)
+    kills: int = 0
+    """Times that a test ended the engine."""
 
     def client(self, **options: object) -> httpx.Client:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -36,6 +38,17 @@ class Server:
         """The engine's process: the server's only child."""
         out = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True)
         return int(out.stdout.split()[0])
+
+    def kill_engine(self) -> None:
+        os.kill(self.engine_pid(), signal.SIGKILL)
+        self.kills += 1
+
+    def check(self) -> None:
+        """The engine, which ends when it finds its blocks in disorder, was never started again but after a kill."""
+        with self.client() as http:
+            said = re.search(r"^slipstream_engine_restarts.* (\S+)$", http.get("/metrics").text, re.MULTILINE)
+        assert said is not None
+        assert float(said[1]) == self.kills, "".join(self.log)
 
     def wait_until_ready(self, seconds: float = 30) -> None:
         end = time.monotonic() + seconds
@@ -77,7 +90,10 @@ def stop(server: Server) -> None:
 def server(tiny_gguf: Path) -> Iterator[Server]:
     running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
     yield running
-    stop(running)
+    try:
+        running.check()
+    finally:
+        stop(running)
 
 
 @pytest.fixture(scope="session")
@@ -85,4 +101,7 @@ def real_server(smollm: Path) -> Iterator[Server]:
     """A real model, for whatever needs sense: tools, structured answers, other protocols."""
     running = start(smollm, "--api-key", KEY, "--kv-cache-gb", "0.2", "--max-model-len", "2048")
     yield running
-    stop(running)
+    try:
+        running.check()
+    finally:
+        stop(running)

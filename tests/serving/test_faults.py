@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,11 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.conftest import write_tiny_gguf
 from tests.serving.conftest import COMMAND, KEY, LIMITED, Server, start, stop
 
 CHAT = "/v1/chat/completions"
@@ -52,6 +55,12 @@ def asking(**fields: str) -> bytes:
     """A chat with some fields written out as raw JSON."""
     plain = {"messages": '[{"role": "user", "content": "x"}]', **fields}
     return ("{" + ", ".join(f'"{name}": {value}' for name, value in plain.items()) + "}").encode("latin-1")
+
+
+def ticks(pid: int) -> int:
+    """Hundredths of a second that a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 NO_REQUESTS = [
@@ -127,6 +136,32 @@ def test_leaving_early_at_every_stage(server: Server) -> None:
     idle(server)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_closes_one_half_is_not_worked_for(server: Server, stream: bool) -> None:
+    """A long answer that is on its way ends with whoever says that nothing more will come from them."""
+    host, port = server.url.removeprefix("http://").split(":")
+    payload = json.dumps(body(450, n=16, stream=stream)).encode()
+
+    def left() -> float:
+        with server.client() as http:
+            lines = http.get("/metrics").text.splitlines()
+        of_clients = 'slipstream_requests_failed_total{model_name="tiny",status="499"}'
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(of_clients))
+
+    before, end = left(), time.monotonic() + 5
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head_of(payload) + payload)
+        if stream:
+            assert b" 200 " in connection.recv(100)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+    while left() == before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left() == before + 1
+    idle(server)
+
+
 def test_a_slow_reader_holds_up_nobody(server: Server) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     payload = json.dumps(body(400, stream=True, n=4)).encode()
@@ -174,32 +209,79 @@ def own(tiny_gguf: Path, tmp_path: Path) -> Iterator[Server]:
         tiny_gguf, "--api-keys-file", str(file), "--threads", "1", "--max-queue", "4", "--request-timeout", "20"
     )
     yield running
-    stop(running)
+    try:
+        running.check()
+    finally:
+        stop(running)
 
 
-def test_the_engine_is_killed(own: Server) -> None:
-    with own.client() as http:
-        for stream in (True, False):
-            pid = own.engine_pid()
-            killer = threading.Timer(0.15, os.kill, (pid, signal.SIGKILL))
-            killer.start()
-            begun = time.monotonic()
-            request = body(480, stream=stream, n=4, messages=[{"role": "user", "content": "x"}])
-            if stream:
-                with http.stream("POST", CHAT, json=request) as answer:
-                    text = "".join(answer.iter_text())
-                ended_well = "[DONE]" in text
-                assert ended_well or "ended unexpectedly" in text
-            else:
-                answer = http.post(CHAT, json=request)
-                assert answer.status_code in (200, 503)
-            killer.join()
-            assert time.monotonic() - begun < 20
-            time.sleep(0.2)
-            own.wait_until_ready(15)
-            assert own.engine_pid() != pid
+LOAD_AND = 2.0
+"""Seconds that an engine may take to be well again beside those of loading."""
+WORKING = 3
+"""Hundredths of a second of computing that no request takes but for its prompt."""
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, float]]:
+    """A server that computes at a long prompt for a while, and the seconds that it took to load."""
+    path = tmp_path_factory.mktemp("slow") / "slow.gguf"
+    write_tiny_gguf(path, hidden=512, layers=16)
+    begun = time.monotonic()
+    running = start(path, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.1")
+    loading = time.monotonic() - begun
+    yield running, loading
+    try:
+        running.check()
+    finally:
+        stop(running)
+
+
+def streamed(http: httpx.Client, request: dict[str, object], speaks: threading.Event) -> str:
+    """All that is said of a request; `speaks` is set with the first token."""
+    pieces = []
+    with http.stream("POST", CHAT, json=request) as answer:
+        for piece in answer.iter_text():
+            pieces.append(piece)
+            if re.search(r'"content": ?"[^"]', piece):
+                speaks.set()
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("phase", ["waiting", "prompt", "answer"])
+def test_the_engine_is_killed(slow: tuple[Server, float], phase: str) -> None:
+    """At a known point: who waits is told, in a stream and outside of one, and it is well again soon."""
+    server, loading = slow
+    speaks, pid = threading.Event(), server.engine_pid()
+    long = [{"role": "user", "content": 400 * phase[0]}] if phase == "prompt" else [{"role": "user", "content": phase}]
+    whole, parts = body(90, messages=long, n=2), body(90, messages=long, stream=True)
+    with server.client() as http, ThreadPoolExecutor(2) as pool:
+        if phase == "waiting":
+            os.kill(pid, signal.SIGSTOP)
+        before = ticks(pid)
+        asked = pool.submit(http.post, CHAT, json=whole)
+        heard = pool.submit(streamed, http, parts, speaks)
+        match phase:
+            case "waiting":
+                time.sleep(0.2)
+            case "prompt":
+                while ticks(pid) - before < WORKING:
+                    time.sleep(0.001)
+            case _:
+                assert speaks.wait(20)
+        server.kill_engine()
+        answer, text = asked.result(20), heard.result(20)
+        ended = time.monotonic()
+        ill = httpx.get(f"{server.url}/health")
+        assert (ill.status_code, "does not answer" in ill.text) == (503, True)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert "ended unexpectedly" in answer.json()["error"]["message"]
+        assert "ended unexpectedly" in text
+        assert "[DONE]" not in text
+        assert speaks.is_set() == (phase == "answer"), "it was where it should be"
+        server.wait_until_ready(30)
+        assert time.monotonic() - ended < loading + LOAD_AND
+        assert server.engine_pid() != pid
         assert http.post(CHAT, json=body(3)).status_code == 200
-        assert "slipstream_engine_restarts" in http.get("/metrics").text
 
 
 def test_limits_of_keys_and_queue(own: Server) -> None:
@@ -217,7 +299,8 @@ def test_limits_of_keys_and_queue(own: Server) -> None:
         time.sleep(0.5)
         refused = http.post(CHAT, json=body(2))
         os.kill(own.engine_pid(), signal.SIGCONT)
-        assert refused.status_code == 429
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert "of the queue's 4 places" in refused.text
         for thread in asking:
             thread.join(20)
@@ -261,10 +344,6 @@ def test_what_was_expected_and_what_came(tiny_gguf: Path) -> None:
 def test_idle_means_idle(server: Server) -> None:
     idle(server)
     time.sleep(0.5)
-
-    def ticks(pid: int) -> int:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
 
     pids = (server.process.pid, server.engine_pid())
     before = sum(map(ticks, pids))

@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.engine.drafters import Speculative, needs_of
-from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, cache_blocks, spare_blocks
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, share_memory
 from slipstream.kernels.native.instruments import NativeInstruments
 from slipstream.models import read_config
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
-from slipstream.roofline.probe import Probe, this_machine, usable_memory
+from slipstream.roofline.memory import usable_memory
+from slipstream.roofline.probe import Probe, this_machine
 from slipstream.roofline.work import kv_bytes_held, model_bytes
 from slipstream.weights.open import open_checkpoint
 
 TYPICAL_SHARE = 0.8
 """Share of the ceiling that one user gets of the native backend (benchmarks/ has 0.65 to 0.95)."""
+LEAST_FLOAT = 16
+"""Bits of the smallest floats, which are what `quantization` is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ def foresee(
     source = find_source(str(path))
     shape, precision = source.shape, source.precision or find_precision("bf16")
     max_len = options.max_len or min(shape.context or DEFAULT_MAX_LEN, DEFAULT_MAX_LEN)
+    if options.quantization != "none" and precision.bits >= LEAST_FLOAT:
+        precision = find_precision(options.quantization)
     bits = 8.0 if options.kv_format is KVFormat.INT8 else 16.0
     block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
     own = with_each = 0
@@ -100,8 +105,7 @@ def foresee(
         own, with_each = needs_of(speculative, read_config(open_checkpoint(path)), max_len, options.kv_format)
         options = replace(options, beside=(own, with_each))
     weights = model_bytes(shape, precision)
-    blocks = cache_blocks(options, max_len, block_bytes, round(weights))
-    spare = spare_blocks(options, blocks, block_bytes, round(weights))
+    blocks, spare = share_memory(options, max_len, block_bytes, round(weights))
     drafter = own + with_each * (blocks + spare)
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)

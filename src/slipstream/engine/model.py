@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from slipstream.errors import UsageError
 from slipstream.kernels import Backend, Executable
 from slipstream.kernels.native import NativeExecutable, usable_cores
+from slipstream.kernels.native.packing import plan
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
-from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat, Namespace
-from slipstream.roofline.probe import usable_memory
+from slipstream.program import BLOCK_SLOTS, CacheSpec, KVFormat, Namespace, Program
+from slipstream.roofline.memory import available_memory, usable_memory
 from slipstream.text import Tokenizer, load_tokenizer
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -31,8 +32,8 @@ DEFAULT_SEQUENCES = 4
 """Sequences of full length that the cache holds unless told otherwise."""
 
 CACHE_SHARE, SPARE_SHARE, MOST_SEQUENCES = 0.4, 0.1, 64
-"""Shares of the memory beyond the weights that a server's cache takes by itself, and what is moved out of it; and the
-full sequences that both stop at.
+"""Shares of the memory that is free now and that the weights leave: a server's cache takes the first by itself, what
+is moved out of it the second; and the full sequences that both stop at.
 """
 
 Progress = Callable[[str, int, int], None]
@@ -124,9 +125,9 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
         raise UsageError(f"--max-model-len {max_len} is more than the model's context of {config.context}")
     kv_format = KVFormat.F32 if options.backend != "native" else options.kv_format
     program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
-    blocks = cache_blocks(options, max_len, program.cache.bytes_per_block, checkpoint.nbytes)
-    spare = spare_blocks(options, blocks, program.cache.bytes_per_block, checkpoint.nbytes)
     weights = ModelWeights(config, checkpoint)
+    held = _packed_bytes(options, program, weights, checkpoint)
+    blocks, spare = share_memory(options, max_len, program.cache.bytes_per_block, held)
     # Reading packed weights leaves the interpreter free for the tokenizer.
     with ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(_backend(options, checkpoint, progress).compile, program, weights, blocks, spare)
@@ -147,32 +148,55 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
     )
 
 
-def cache_blocks(options: LoadOptions, max_len: int, block_bytes: int, weight_bytes: int) -> int:
-    """Blocks of the cache. Raises UsageError if not even one sequence of full length fits into what it may take."""
-    each = -(-max_len // BLOCK_SLOTS)
-    if options.cache_bytes is None and options.sequences:
-        return each * options.sequences
-    room = options.cache_bytes
-    if room is None:
-        weights, block = options.beside
-        room = int(CACHE_SHARE * max(usable_memory() - weight_bytes - weights, 0) * block_bytes / (block_bytes + block))
-        room = min(room, MOST_SEQUENCES * each * block_bytes)
-    if room < each * block_bytes:
+def share_memory(options: LoadOptions, max_len: int, block_bytes: int, weight_bytes: int) -> tuple[int, int]:
+    """Blocks of the cache, and those beside it for what is moved out of it.
+
+    Raises UsageError if not even one sequence of full length fits, or what was asked for is more than there is: the
+    cache's memory is taken as it is used, and what is too large would end the engine under load.
+    """
+    own, with_each = options.beside
+    each, both = -(-max_len // BLOCK_SLOTS), block_bytes + with_each
+    available = available_memory()
+    left = max(available - weight_bytes - own, 0)
+    asked = max(options.spare_bytes, 0) // block_bytes
+    if options.cache_bytes is not None:
+        blocks = options.cache_bytes // block_bytes
+    elif options.sequences:
+        blocks = each * options.sequences
+    else:
+        blocks = min(max(int(CACHE_SHARE * left) // both, each), MOST_SEQUENCES * each, left // both - asked)
+    if blocks < each:
+        room = options.cache_bytes if options.cache_bytes is not None else max(blocks, 0) * block_bytes
         raise UsageError(
             f"a sequence of {max_len} tokens needs {each * block_bytes / 1e9:.2f} GB of cache, there are "
-            f"{room / 1e9:.2f}; shorten --max-model-len, or take --kv-cache-dtype int8"
+            f"{room / 1e9:.2f}{_of_memory(weight_bytes + own, available)}; shorten --max-model-len, or take "
+            "--kv-cache-dtype int8"
         )
-    return room // block_bytes
+    spare = asked
+    if options.spare_bytes < 0:  # by itself never more than the cache has
+        spare = min(int(SPARE_SHARE * max(left - blocks * both, 0)) // both, blocks)
+    on_device = options.backend.startswith("torch")  # of its memory nothing is known here
+    if (blocks + spare) * both > left and not on_device:
+        raise UsageError(
+            f"{blocks * both / 1e9:.2f} GB of cache and {spare * both / 1e9:.2f} GB for what is moved out of it do not "
+            f"fit into memory{_of_memory(weight_bytes + own, available)}; smaller --kv-cache-gb and --kv-offload-gb do"
+        )
+    return blocks, spare
 
 
-def spare_blocks(options: LoadOptions, blocks: int, block_bytes: int, weight_bytes: int) -> int:
-    """Blocks beside the cache for what is moved out of it; by itself never more than the cache has."""
-    if options.spare_bytes >= 0:
-        return options.spare_bytes // block_bytes
-    weights, block = options.beside
-    both = block_bytes + block
-    room = int(SPARE_SHARE * max(usable_memory() - weight_bytes - weights - blocks * both, 0))
-    return min(room // both, blocks)
+def _of_memory(weight_bytes: int, available: int) -> str:
+    return (
+        f" beside {weight_bytes / 1e9:.2f} GB of weights (memory: {available / 1e9:.2f} GB are free now of "
+        f"{usable_memory() / 1e9:.2f})"
+    )
+
+
+def _packed_bytes(options: LoadOptions, program: Program, weights: ModelWeights, checkpoint: Checkpoint) -> int:
+    """Bytes of the weights as they will be held."""
+    if options.backend != "native":
+        return checkpoint.nbytes
+    matrices = (use for use in program.weights.values() if use.role != "vector")
+    return sum(plan(use, weights, program.shard, options.quantization).nbytes for use in matrices)
 
 
 def _backend(options: LoadOptions, checkpoint: Checkpoint, progress: Progress | None) -> Backend:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from slipstream.paths import cache_folder
 from slipstream.roofline.hardware import Hardware
+from slipstream.roofline.memory import usable_memory
 
 log = logging.getLogger(__name__)
 
@@ -139,16 +140,6 @@ def cache_sizes() -> dict[str, int]:
         if kind != "Instruction" and text.endswith("K"):
             sizes[f"L{level}"] = int(text[:-1]) * 1024
     return sizes
-
-
-def usable_memory() -> int:
-    """Bytes of memory this process may use: the machine's, cut by the cgroup's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def fingerprint(instruments: Instruments) -> str:

@@ -251,12 +251,19 @@ class _Planner:
             self.spare -= len(victim.blocks)
 
     def _saving_pays(self, victim: Sequence) -> bool:
-        """Whether moving what a sequence has in the cache out and back takes less time than computing it again."""
+        """Whether moving what a sequence has in the cache out and back takes less time than computing it again.
+
+        Cached blocks that others hold as well stay, and need not be computed. Those that it holds alone may be given up
+        before it is back: they are not counted on.
+        """
         cost, tokens = self.state.cost, victim.computed
         if cost is None:
             return False
         moved = 2 * len(victim.blocks) * BLOCK_SLOTS * self.state.kv_bytes
-        again = StepShape(tokens, 0, tokens * self.state.kv_bytes, tokens * (tokens + 1) // 2)
+        shared = len(victim.blocks) - self.state.pool.releasable(victim.blocks)
+        stay = BLOCK_SLOTS * min(shared, victim.node.depth if victim.node is not None else 0)
+        pairs = (tokens * (tokens + 1) - stay * (stay + 1)) // 2
+        again = StepShape(tokens - stay, 0, tokens * self.state.kv_bytes, pairs)
         return cost.copy * moved < cost.seconds(again)
 
     def _add_prompts(self, prompts: list[Sequence], ready: list[Sequence]) -> None:
