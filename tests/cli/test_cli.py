@@ -18,8 +18,8 @@ from tests.conftest import write_tiny_gguf
 COMMAND = [sys.executable, "-c", "from slipstream.cli import main; main()"]
 
 
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+def run(*arguments: str, stdin: str = "", timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout)
 
 
 def test_generate(tiny_gguf: Path) -> None:
