@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from slipstream.bench import serve as bench_serve
-from slipstream.bench.serve import measure, server
+from slipstream.bench.load import Sample
+from slipstream.bench.metered import OUTSIDE_KERNELS
+from slipstream.bench.serve import _gaps, measure, server
 from slipstream.bench.table import results_table
 from slipstream.bench.trace import Arrival, at_rate, infinite_cache_hits, read_trace
 from slipstream.errors import UsageError
@@ -97,19 +100,33 @@ def test_bench_serve_beside_another(tiny_gguf: Path, tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert set(report["beside"]) == {"1", "3"}
     assert len(report["beside"]["3"]["ratios"]) == 3
+    assert report["served"]["weights"].startswith("Q8_0")
+    assert report["served"]["kv_cache"] == "bf16"
     assert "beside" in results_table(tmp_path)
     assert run("bench", "serve", str(tiny_gguf), "--beside", url).returncode == 2
 
 
 def test_bench_serve(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LONG_PROMPT": 100, "CACHED_PROMPT": 100, "IDLE_SECONDS": 0.2, "ALONE_ANSWER": 300}.items():
+    smaller = {"LONG_PROMPT": 100, "CACHED_PROMPT": 100, "IDLE_SECONDS": 0.2, "ALONE_ANSWER": 300, "BESIDE_ANSWER": 100}
+    for name, value in (smaller | {"INTERFERENCE_TURNS": 1}).items():
         monkeypatch.setattr(bench_serve, name, value)
     result = measure(str(tiny_gguf), ["--kv-cache-dtype", "bf16"], [1, 2], 8, 8, lambda *_: None)
     assert set(result["serve_streams"]) == {"1", "2"}
     assert result["idle"]["resident_bytes"] > result["idle"]["beyond_weights_bytes"] > 0
     assert result["one_stream"]["ratio"] > 0
+    host = result["serve_streams"]["2"]["host_us"]
+    assert host["outside_kernels"] == pytest.approx(sum(host[part] for part in OUTSIDE_KERNELS))
+    assert min(host[part] for part in ("scheduling", "dispatch", "output", "server_us_a_token")) > 0
+    assert 8 * 6 / 2 <= host["steps"] <= 8 * 6 + 20, "six answers of eight tokens, at most two at a time"
     assert result["half_load"]["p99_tpot_over_alone"] > 0
     assert result["half_load_with_target"]["tpot_target"] > 0
+
+
+def test_gaps_while_a_prompt_comes_in() -> None:
+    """Only while all streams have begun, and of those only the ones that the prompt's time touches."""
+    streams = [Sample(0.0, [1.0, 2.0, 4.0, 8.0, 16.0]), Sample(0.0, [3.0, 5.0, 9.0])]
+    assert _gaps(streams, 0.0, math.inf) == [2.0, 4.0, 8.0, 2.0, 4.0]
+    assert _gaps(streams, 4.5, 6.0) == [4.0, 2.0, 4.0]
 
 
 def test_what_recording_costs(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -164,13 +164,17 @@ def test_bench(tiny_gguf: Path, tmp_path: Path) -> None:
 
 def test_bench_host(tiny_gguf: Path, tmp_path: Path) -> None:
     file = tmp_path / "host.json"
-    out = run("bench", "host", str(tiny_gguf), "--sequences", "1,3", "--out", str(file))
+    out = run("bench", "host", str(tiny_gguf), "--sequences", "1,3", "--turns", "1", "--out", str(file))
     assert "outside its kernels" in out.stdout, out.stderr
-    modes = json.loads(file.read_text())["host"]["3"]
+    report = json.loads(file.read_text())
+    modes, busy = report["host"]["3"], report["busy"]
+    assert min(busy["alone"], busy["adapting"], busy["all_threads"]) > 0
     assert modes["after"]["outside_kernels"] > 0
     assert modes["after"]["hidden"] < modes["after"]["outside_kernels"]
     assert modes["ahead"]["hidden"] > 0
-    assert "outside the kernels" in run("bench", "table", str(tmp_path)).stdout
+    recorded = run("bench", "table", str(tmp_path)).stdout
+    assert "outside the kernels" in recorded
+    assert "keeps a core busy" in recorded
 
 
 def test_bench_start(tiny_gguf: Path) -> None:

@@ -10,8 +10,16 @@ from typing import Any
 
 from slipstream.bench.load import Endpoint, Sample, ask, side_by_side, summary
 from slipstream.bench.serve import VOCABULARY, Progress, server
+from slipstream.roofline import find_source
 
 TURNS = 3
+
+
+def precision_of(model: str, card: dict[str, Any]) -> dict[str, str]:
+    """Of what precision weights and cache are, by the file's header and the server's card of its model."""
+    stored = find_source(model).precision
+    weights = stored.name if stored else "as stored"
+    return {"weights": weights, "kv_cache": card["kv_cache_dtype"], "numerics": card["numerics"]}
 
 
 def beside(
@@ -23,7 +31,7 @@ def beside(
     answer: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Keys: beside (by streams: ours, theirs, their ratio), peer_model. No prompt is used twice."""
+    """Keys: beside (by streams: ours, theirs, their ratio), peer_model, served (ours). No prompt is used twice."""
     rng = random.Random(0)
 
     def rounds(at: Endpoint, count: int) -> list[Sample]:
@@ -35,6 +43,7 @@ def beside(
 
     by_streams = {}
     with server(model, options) as running:
+        served = precision_of(model, running.card())
         for at in (running.at, peer):
             rounds(at, 1)
         for done, count in enumerate(streams):
@@ -51,4 +60,4 @@ def beside(
                 "ratios": ratios,
             }
     return {"model": model, "options": list(options), "prompt": prompt, "answer": answer, "peer_model": peer.model,
-            "beside": by_streams}  # fmt: skip
+            "served": served, "beside": by_streams}  # fmt: skip

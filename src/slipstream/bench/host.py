@@ -1,9 +1,17 @@
-"""What a step costs outside its kernels: planning, the way in and out, tokens to text; in turn and planned ahead."""
+"""What a step costs outside its kernels: planning, the way in and out, tokens to text; in turn and planned ahead.
+
+And what becomes of steps when another process keeps a core busy.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +25,14 @@ from slipstream.roofline.accounting import Totals
 
 Progress = Callable[[int, int], None]
 PROMPT, STEPS, WARM_UP = 64, 160, 16
+BUSY_SECONDS = 1.5
 PARTS = ("scheduling", "dispatch", "output", "outside", "accounting", "hidden", "stolen")
 
 
-def measure(model: Model, sequences: Sequence[int], progress: Progress | None = None) -> dict[str, Any]:
-    """Keys: host (by sequences, then by mode: microseconds a step by part, `outside_kernels`, and tokens a second).
+def measure(
+    model: Model, sequences: Sequence[int], turns: int = 5, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Keys: busy (see below), host: by sequences, then mode: µs a step by part, `outside_kernels`, and tokens a second.
 
     Mode `after` plans a step when the one before has ended, with the model's threads; `ahead` plans it while that one
     runs, with a thread fewer where all cores would run kernels.
@@ -37,7 +48,52 @@ def measure(model: Model, sequences: Sequence[int], progress: Progress | None = 
             if progress:
                 progress(done * len(modes) + index, len(sequences) * len(modes))
             result[str(count)][mode] = _steps(used, count, ahead)
-    return {"model": model.reference, "threads": {"after": executable.threads, "ahead": spare}, "host": result}
+    threads = {"after": executable.threads, "ahead": spare}
+    return {"model": model.reference, "threads": threads, "host": result, "busy": _beside_busy(model, turns)}
+
+
+def _beside_busy(model: Model, turns: int) -> dict[str, Any]:
+    """Tokens a second of one sequence, medians over turns: `alone`; beside a process that keeps a core busy, with the
+    threads that are best then (`adapting`), and with all of them (`all_threads`).
+    """
+    executor = native_only(model.executable).executor
+    rates: dict[str, list[float]] = {"alone": [], "adapting": [], "all_threads": []}
+    for _ in range(turns):
+        rates["alone"].append(_rate(model))
+        with _busy_process():
+            rates["adapting"].append(_rate(model))
+            executor.crowd(executor.threads)
+            try:
+                rates["all_threads"].append(_rate(model))
+            finally:
+                executor.crowd(0)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return medians | {"turns": rates}
+
+
+@contextmanager
+def _busy_process() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _rate(model: Model) -> float:
+    """Tokens a second of one sequence, for some seconds after its first token."""
+    engine = Engine(model, cost_model(model), prefix_cache=False, ahead=False)
+    tokens, begun, now = 0, 0.0, 0.0
+    while now - begun < BUSY_SECONDS:
+        # a new one whenever one has ended: the context stays short
+        if not engine.busy:
+            engine.add(list(range(PROMPT)), SamplingParams(temperature=0.7, max_tokens=STEPS, ignore_eos=True))
+        for chunk in engine.step():
+            tokens += len(chunk.token_ids) if begun else 0
+            begun = begun or time.perf_counter()
+        now = time.perf_counter()
+    return tokens / (now - begun)
 
 
 def _steps(model: Model, count: int, ahead: bool) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
+import math
 import random
 import re
 import signal
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.load import Endpoint, Sample, ask, ask_minimally, percentile, side_by_side, summary, touch
+from slipstream.bench.metered import Reading, processor_seconds
 from slipstream.engine import Engine, LoadOptions
 from slipstream.engine.cost import cost_model
 from slipstream.engine.drafters import Speculative, load_speculative
@@ -39,6 +40,8 @@ TOUCH_EVERY = 0.05
 TICK = 1e-6
 """Seconds that a token takes at the least: a toy's whole answer may come in one piece."""
 LONG_PROMPT, CACHED_PROMPT = 4000, 2000
+BESIDE_ANSWER, INTERFERENCE_TURNS = 600, 5
+"""Tokens of each stream that a long prompt comes to, so many that they outlast it; and turns of it."""
 START_SECONDS, IDLE_SECONDS = 300.0, 5.0
 
 
@@ -48,6 +51,12 @@ class Running:
 
     at: Endpoint
     process: subprocess.Popen[str]
+
+    def card(self) -> dict[str, Any]:
+        """What it says of its model."""
+        with urllib.request.urlopen(f"http://{self.at.host}:{self.at.port}/v1/models") as answer:
+            card: dict[str, Any] = json.load(answer)["data"][0]
+            return card
 
 
 @contextmanager
@@ -92,8 +101,11 @@ def measure(
         by_streams, touched = {}, list[float]()
         for done, count in enumerate(streams):
             progress("streams", done, len(streams))
+            before = Reading.of(running.at, running.process.pid)
             samples, touched = asyncio.run(_touched(running, side_by_side(count, max(6, 2 * count), one)))
-            by_streams[str(count)] = summary(samples, answer)
+            after = Reading.of(running.at, running.process.pid)
+            host = after.since(before, answer * len(samples))
+            by_streams[str(count)] = summary(samples, answer) | {"host_us": host}
         progress("half of what it can do", 0, 1)
         busiest = max(s["output_tok_s"] for s in by_streams.values())
         half = asyncio.run(_half_load(busiest / 2 / answer, max(60, 2 * max(streams)), one))
@@ -184,33 +196,44 @@ def _one_stream(
 
 
 async def _interference(running: Running, fresh: Callable[[int], list[int]]) -> dict[str, Any]:
-    """Gaps of four running streams without, and with a long prompt that comes in. The prompt's own first token too."""
+    """Gaps of four running streams without, and while a long prompt comes in. The prompt's own first token too.
+
+    Counted are gaps that end after all four have begun, and beside the prompt only those until its first token.
+    """
 
     async def streams() -> list[Sample]:
-        return await asyncio.gather(*(ask(running.at, fresh(64), 300, seed=i) for i in range(4)))
+        return await asyncio.gather(*(ask(running.at, fresh(64), BESIDE_ANSWER, seed=i) for i in range(4)))
 
     async def long_prompt() -> Sample:
         await asyncio.sleep(0.5)
         return await ask(running.at, fresh(LONG_PROMPT), 2)
 
-    def p99(samples: Sequence[Sample]) -> float:
-        return percentile([gap for sample in samples for gap in sample.gaps] or [TICK], 0.99)
-
-    alone, beside, intruders = [], [], []
-    for _ in range(3):
-        alone.append(p99(await streams()))
-        together = await asyncio.gather(streams(), long_prompt())
-        beside.append(p99(together[0]))
-        intruders.append(together[1].ttft)
-    turns = [b / max(a, TICK) for a, b in zip(alone, beside, strict=True)]
+    alone, beside, counted, intruders = [], [], [], []
+    for _ in range(INTERFERENCE_TURNS):
+        undisturbed = await streams()
+        alone.append(percentile(_gaps(undisturbed, 0.0, math.inf), 0.99))
+        disturbed, intruder = await asyncio.gather(streams(), long_prompt())
+        gaps = _gaps(disturbed, intruder.sent, intruder.tokens[0])
+        beside.append(percentile(gaps, 0.99))
+        counted.append(len(gaps))
+        intruders.append(intruder.ttft)
+    turns = [b / a for a, b in zip(alone, beside, strict=True)]
     return {
         "prompt": LONG_PROMPT,
         "gap_p99_alone": statistics.median(alone),
         "gap_p99_beside": statistics.median(beside),
+        "gaps_beside": counted,
         "ratio": statistics.median(turns),
         "turns": turns,
         "long_prompt_ttft": statistics.median(intruders),
     }
+
+
+def _gaps(samples: Sequence[Sample], begin: float, end: float) -> list[float]:
+    """Gaps, in seconds, that end after `begin` and begin before `end`, all streams having begun."""
+    begin = max(begin, *(sample.tokens[0] for sample in samples))
+    pairs = (pair for sample in samples for pair in zip(sample.tokens, sample.tokens[1:], strict=False))
+    return [max(b - a, TICK) for a, b in pairs if b > begin and a < end] or [TICK]
 
 
 async def _prefix(running: Running, fresh: Callable[[int], list[int]]) -> dict[str, Any]:
@@ -235,11 +258,7 @@ def _idle(running: Running) -> dict[str, Any]:
     pids = _processes(running)
 
     def seconds() -> float:
-        total = 0
-        for pid in pids:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-        return total / os.sysconf("SC_CLK_TCK")
+        return sum(map(processor_seconds, pids))
 
     time.sleep(1.0)
     before = seconds()
@@ -259,6 +278,4 @@ def _resident(running: Running) -> dict[str, int]:
     for pid in _processes(running):
         match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         resident += int(match[1]) * 1024 if match else 0
-    with urllib.request.urlopen(f"http://{running.at.host}:{running.at.port}/v1/models") as answer:
-        weights = int(json.load(answer)["data"][0]["weight_bytes"])
-    return {"resident_bytes": resident, "beyond_weights_bytes": resident - weights}
+    return {"resident_bytes": resident, "beyond_weights_bytes": resident - int(running.card()["weight_bytes"])}

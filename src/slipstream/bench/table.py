@@ -99,6 +99,13 @@ def _serve(r: dict[str, Any]) -> str:
         f"TPOT {s['tpot']['median'] * 1e3:.1f} (p99 {s['tpot']['p99'] * 1e3:.1f}) ms"
         for n, s in r["serve_streams"].items()
     )
+    host = "; ".join(
+        f"{n}: {s['host_us']['outside_kernels']:.0f} µs a step outside the kernels, "
+        f"{s['host_us']['server_us_a_token']:.0f} a token of the server's process"
+        for n, s in r["serve_streams"].items()
+        if "host_us" in s
+    )
+    by += f" ({host})" if host else ""
     return (
         f"{r['prompt']} in, {r['answer']} out. {by}. A {r['interference']['prompt']}-token prompt among 4 streams: "
         f"gap p99 × {r['interference']['ratio']:.2f} (turns {_range(r['interference']['turns'], 2)}); a "
@@ -121,7 +128,13 @@ def _host(r: dict[str, Any]) -> str:
             for mode, v in modes.items()
         )
 
-    return "outside the kernels, per step: " + "; ".join(f"{n} sequences: {one(m)}" for n, m in r["host"].items())
+    said = "outside the kernels, per step: " + "; ".join(f"{n} sequences: {one(m)}" for n, m in r["host"].items())
+    if busy := r.get("busy"):
+        said += (
+            f"; beside a process that keeps a core busy {busy['adapting']:.0f} of {busy['alone']:.0f} tokens/s (turns "
+            f"{_range(busy['turns']['adapting'], 0)}), {busy['all_threads']:.0f} if all threads share the cores"
+        )
+    return said
 
 
 def _beside(r: dict[str, Any]) -> str:
@@ -131,7 +144,9 @@ def _beside(r: dict[str, Any]) -> str:
         f"{v['theirs']['ttft']['median'] * 1e3:.0f} ms"
         for n, v in r["beside"].items()
     )
-    return f"{r['prompt']} in, {r['answer']} out, the other: {r['peer_precision']}. {by}"
+    served = r.get("served")
+    ours = f"ours: weights {served['weights']}, cache {served['kv_cache']}, " if served else ""
+    return f"{r['prompt']} in, {r['answer']} out, {ours}the other: {r['peer_precision']}. {by}"
 
 
 def _replay(r: dict[str, Any]) -> str:

@@ -237,22 +237,25 @@ def peers(
 def host(
     model: ModelArgument,
     sequences: Annotated[str, Option(help="Sequences that decode together, comma-separated.")] = "1,16,64",
+    turns: Annotated[int, Option(help="Turns beside a process that keeps a core busy.")] = 5,
     json_output: JsonOption = False,
     out: Out = None,
     kv_cache_dtype: KvCacheDtype = "bf16",
     quantization: Quantization = "none",
     threads: Threads = None,
 ) -> None:
-    """What a step costs outside its kernels, planned after the one before or while it runs."""
+    """What a step costs outside its kernels, planned after the one before or while it runs; and beside a busy core."""
     from dataclasses import replace
 
     from slipstream.bench.host import measure
     from slipstream.engine import load_model
 
     counts = counts_of(sequences)
+    if turns < 1:
+        raise UsageError("--turns must be positive")
     options = replace(load_options(512, kv_cache_dtype, quantization, threads, "native"), sequences=max(counts))
     with progress_bar() as bar:
-        result = measure(load_model(model, options, bar), counts, lambda done, all: bar("steps", done, all))
+        result = measure(load_model(model, options, bar), counts, turns, lambda done, all: bar("steps", done, all))
     report(result, json_output, out)
     if json_output:
         return
@@ -264,6 +267,11 @@ def host(
             for mode, r in modes.items()
         ],
         ("n", "planned", "threads", "outside", *_HOST[1:], "tokens/s"),
+    )
+    busy = result["busy"]
+    print(
+        f"Beside a process that keeps a core busy: {busy['adapting']:.0f} tokens/s of {busy['alone']:.0f}; "
+        f"{busy['all_threads']:.0f} if all threads shared the cores with it."
     )
 
 

@@ -66,10 +66,18 @@ def serve(
                 f"{s['ttft']['median'] * 1e3:.0f} / {s['ttft']['p99'] * 1e3:.0f}",
                 f"{s['tpot']['median'] * 1e3:.1f} / {s['tpot']['p99'] * 1e3:.1f}",
                 f"{s['gap']['p99'] * 1e3:.1f}",
+                f"{s['host_us']['outside_kernels']:.0f} / {s['host_us']['server_us_a_token']:.0f}",
             )
             for n, s in result["serve_streams"].items()
         ],
-        ("streams", "tokens/s", "TTFT ms, median / p99", "TPOT ms, median / p99", "gap p99 ms"),
+        (
+            "streams",
+            "tokens/s",
+            "TTFT ms, median / p99",
+            "TPOT ms, median / p99",
+            "gap p99 ms",
+            "host µs: engine a step / server a token",
+        ),
     )
     between, prefix, idle = result["interference"], result["prefix"], result["idle"]
     touched = result["api_under_load"]
