@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections import Counter
@@ -46,6 +47,12 @@ KINDS = {
     "choice": g.of_choice(["yes", "no", "perhaps"]),
     "lark": g.of_lark('start: "a" (WORD " ")+ "."\nWORD: /[a-z]{1,4}/'),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step looks for drafts, also where they seldom come of it."""
+    monkeypatch.setattr("slipstream.engine.drafting.PATIENCE", math.inf)
 
 
 @pytest.fixture(scope="module")

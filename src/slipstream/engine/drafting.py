@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
+PATIENCE = 8
+"""Looks in a row that brought no drafts, after which many answers are looked at less often: looking takes time for each
+of them, and the more there are the less a draft can bring.
+"""
 
 
 class Drafting:
@@ -39,7 +43,7 @@ class Drafting:
         self.controller, self._vocabulary = controller, vocabulary
         self._verification = verification or ExactVerification()
         self._holdings = holdings
-        self._quiet = 0
+        self._quiet = self._vain = self._unseen = 0
         self._offered = False
         self.resting = False
         """Whether nothing is drafted for now, and nothing learned."""
@@ -70,6 +74,7 @@ class Drafting:
         Nothing is offered while a step is `under_way`: its tokens are not known.
         """
         self._offered = False
+        self._unseen += 1
         if self.controller is None or self.resting or cost is None or under_way:
             self._quiet += self._quiet > 0
             return {}, 0.0
@@ -77,6 +82,10 @@ class Drafting:
         eligible = [s for s in eligible if s.constraint is None or s.constraint.draftable]
         if not eligible:
             return {}, 0.0
+        if self._vain >= PATIENCE and self._unseen < min(len(eligible) // 2, LISTEN_EVERY):
+            return {}, 0.0
+        self._unseen = 0
+        self._vain += 1
         offers = self.controller.offers(eligible, cost)
         self._offered = bool(offers)
         self._quiet = 0 if offers else self._quiet + 1
@@ -92,6 +101,7 @@ class Drafting:
             return {}, 0.0
         begun = time.perf_counter()
         drafts = self.controller.draft(plan)
+        self._vain = 0 if drafts else self._vain
         if any(not self._exist(draft) for draft in drafts.values()):
             log.warning("a drafter proposed tokens that the model does not have, or no distribution; they are left out")
             drafts = {key: draft for key, draft in drafts.items() if self._exist(draft)}
