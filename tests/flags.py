@@ -20,6 +20,7 @@ OURS = "SLIPSTREAM_"
 NAMED_SO = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """What a variable's name looks like."""
 IN_THE_CORE = re.compile(r'getenv\("(\w+)"\)')
+LOOKS = ("os.environ", "environ", "os.getenv", "getenv")
 TO_BE_SET = re.compile(rf"\b({NAMED_SO.pattern})=")
 """How a message tells people to set one, which some library reads."""
 
@@ -98,6 +99,37 @@ def variables() -> dict[str, list[str]]:
         for name in IN_THE_CORE.findall(path.read_text()):
             found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     return found
+
+
+def reached_from(module: str) -> dict[str, Path]:
+    """The package's modules that one imports, at whatever depth and whenever, by name."""
+    found: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        at = ROOT / "src" / Path(*name.split("."))
+        path = at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+        if name not in found and name.partition(".")[0] == "slipstream" and path.exists():
+            found[name] = path
+            waiting += _imports(path.read_text())
+    return found
+
+
+def _imports(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def read_as_a_whole(source: str) -> bool:
+    """Whether a file of Python looks at the environment otherwise than by a name."""
+    tree = ast.parse(source)
+    named = sum(_key(node) is not None and not isinstance(node, ast.keyword) for node in ast.walk(tree))
+    looks = sum(isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in LOOKS for node in ast.walk(tree))
+    return looks > named
 
 
 def read_by(source: str) -> set[str]:

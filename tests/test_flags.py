@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flags import OURS, commands, flags, page, read_by, variables
+from tests.flags import OURS, ROOT, commands, flags, page, reached_from, read_as_a_whole, read_by, variables
 
 DOCS = Path(__file__).parents[1] / "docs"
 MOST_FLAGS, MOST_VARIABLES = 40, 10
@@ -28,14 +28,42 @@ def test_few_variables_are_ours() -> None:
     assert len(ours) <= MOST_VARIABLES
 
 
+LIBRARIES = {"HF_HOME", "HF_TOKEN"}
+"""Said for people's sake; only a library reads them."""
+
+
+def said() -> dict[str, str]:
+    """Every variable that docs/install.md has a row for, and which commands read it."""
+    tables = (DOCS / "install.md").read_text().partition("## Environment")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in tables.splitlines() if line.startswith("| `")]
+    return {name: readers for names, readers in rows for name in re.findall(r"`([\w*]+)`", names)}
+
+
 def test_every_variable_is_said() -> None:
     """Ours and others': each has a row that says what it means, and is on the page made from the program."""
-    tables = [line.split("|")[1] for line in (DOCS / "install.md").read_text().splitlines() if line.startswith("| `")]
-    said = {name for row in tables for name in re.findall(r"`(\w+)`", row)}
     assert {"HF_HUB_OFFLINE", "XDG_CACHE_HOME", "OTEL_EXPORTER_OTLP_ENDPOINT"} <= variables().keys()
-    assert variables().keys() <= said
+    assert said().keys() == variables().keys() | LIBRARIES | {"PIP_*"}
     made = page()
     assert all(f"| `{name}` |" in made for name in variables())
+
+
+def test_serve_reads_few_variables() -> None:
+    """What it could read, by what it imports, and what is said of it, are the same; the core's are with it."""
+    reached = reached_from("slipstream.cli.serve")
+    assert {"slipstream.engine.worker", "slipstream.kernels.native.executable"} <= reached.keys()
+    read = {name for path in reached.values() for name in read_by(path.read_text())}
+    read |= {name for name, files in variables().items() if any(file.startswith("native/") for file in files)}
+    assert read == {name for name, readers in said().items() if "`serve`" in readers or "all commands" in readers}
+    assert len(read) <= MOST_VARIABLES
+
+
+def test_nobody_reads_variables_unnamed() -> None:
+    """But for pip's, which have a prefix; what is only shown; and what is passed on."""
+    files = {path.relative_to(ROOT / "src" / "slipstream") for path in (ROOT / "src").rglob("*.py")
+             if read_as_a_whole(path.read_text())}  # fmt: skip
+    assert {str(file) for file in files} == {"weights/wheels.py", "cli/collect_env.py", "bench/start.py"}
+    assert read_as_a_whole("for name in os.environ:\n    os.getenv('A_B')")
+    assert not read_as_a_whole("os.environ['A_B']; os.getenv('A_B')")
 
 
 def test_every_json_is_described() -> None:

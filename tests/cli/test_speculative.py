@@ -5,12 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from slipstream.bench import spec_costs
 from slipstream.bench.prompts import read_talks
+from slipstream.bench.spec import forced
 from slipstream.engine.drafters import Speculative
 from slipstream.errors import UsageError
+from slipstream.program import Draft
 from tests.cli.test_cli import run
 from tests.speculation.folders import dspark_folder, eagle3_folder
 
@@ -83,9 +88,17 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     assert report["categories"].keys() == {"mt_bench", "rag"}
     assert report["categories"]["mt_bench"]["answers"] == 4
     assert {"verify_cost", "draft_cost", "c", "mean_speedup", "drafters"} <= report.keys()
-    forced = run(*common, "--force-accept", "0.7")
-    assert forced.returncode == 0, forced.stderr
+    by_coin = run(*common, "--force-accept", "0.7")
+    assert by_coin.returncode == 0, by_coin.stderr
     assert json.loads(file.read_text())["forced_acceptance"] == 0.7
+    assert "verifying K drafts took, in plain steps of this run: " in by_coin.stdout
+    own = f"draft:{tiny_gguf},only"
+    apart = run(*common, "--force-accept", "0.9", "--speculative", own)
+    assert apart.returncode == 0, apart.stderr
+    measured = json.loads(file.read_text())["measured_costs"]
+    assert measured["plain_step_seconds"] > 0
+    assert measured["verify_cost"].keys() == measured["draft_cost"].keys() == measured["rounds"].keys()
+    assert all(cost > 0 for key in ("verify_cost", "draft_cost") for cost in measured[key].values())
     streams = run(*common, "--streams", "2", "--turns", "1")
     assert streams.returncode == 0, streams.stderr
     assert json.loads(file.read_text())["p99_tpot_ratio"]["median"] > 0
@@ -99,13 +112,63 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     ours = json.loads(without.stdout)
     assert (ours["prompt_set"], ours["forced_acceptance"]) == ("our own", 0.6)
     assert ours["categories"].keys() == {"writing", "maths", "code", "repeating"}
-    own = f"draft:{tiny_gguf},only"
     beside = run(*common[:-2], "--speculative", own, "--limit", "1", "--overheads", "--out", str(file))
     assert beside.returncode == 0, beside.stderr
     overheads = json.loads(file.read_text())["overheads"]
     assert overheads["pass"]["median"] > 0
     assert overheads["silent_drafters"]["median"] > 0
     assert "drafters that never draft take" in run("bench", "table", str(tmp_path)).stdout
+
+
+class _Machine:
+    """An engine and a controller on a clock of their own: a plain step takes 10 s; one with K drafts 2 s a draft to
+    make them, 1 s to look whether to, and 10 + K to verify them.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.clock, self.drafts = 0.0, 0
+        self.drafting = SimpleNamespace(resting=False)
+        self.timings = {0: SimpleNamespace(first_token=None)}
+        monkeypatch.setattr(spec_costs.time, "perf_counter", lambda: self.clock)
+
+    def offers(self, eligible: object, cost: object) -> dict[int, object]:
+        self.clock += 1.0
+        return {}
+
+    def draft(self, plan: object) -> dict[int, Draft]:
+        self.clock += 2.0 * self.drafts
+        return {0: Draft.chain([1] * self.drafts, [0] * self.drafts, "x")} if self.drafts else {}
+
+    def step(self) -> list[object]:
+        if not self.drafting.resting:
+            self.offers([], None)
+            self.draft(None)
+        self.clock += 10.0 + self.drafts
+        return []
+
+
+def test_what_a_round_costs_is_measured_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine: Any = _Machine(monkeypatch)
+    rounds = spec_costs.Rounds(machine)
+
+    def play(resting: bool, drafts: int, times: int) -> None:
+        machine.drafting.resting, machine.drafts = resting, drafts
+        for _ in range(times):
+            rounds.step(machine, 0)
+
+    play(False, 4, 5)  # the prompt's
+    machine.timings[0].first_token = 1.0
+    for drafts, times in ((2, 3), (4, 7), (5, 1), (0, 9)):
+        play(False, drafts, times)
+        play(True, 0, 4)
+    assert rounds.report() == {
+        "plain_step_seconds": 10.0, "verify_cost": {"2": 1.2, "4": 1.4}, "draft_cost": {"2": 0.4, "4": 0.8},
+        "overhead": {"2": 0.1, "4": 0.1}, "rounds": {"2": 3, "4": 7},
+    }  # fmt: skip
+    entry = {"verifications": 10, "drafted": 39, "tau": 3.0}
+    result = forced({"categories": {"maths": entry}}, 0.7, rounds)
+    (row,) = result["formula"]
+    assert (row["draft_len"], row["formula_speedup"]) == (4, pytest.approx(3.0 / (1.4 + 0.8 + 0.1)))
 
 
 def test_bench_spec_prediction(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import pytest
+
+from slipstream.training.records import Record
 from slipstream.training.store import TrafficStore
 from tests.cli.test_cli import run
 
@@ -53,6 +57,40 @@ def test_import_stats_export_delete(tiny_gguf: Path, tmp_path: Path) -> None:
     with TrafficStore(tmp_path / "b.db") as store:
         assert list(store.records()) == records
     assert "12 records deleted" in run("traffic", "delete", str(db), "--tag", "count").stdout
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_what_was_exported_comes_back_whole(form: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    """Token ids, which of them the target made, tags, settings, steps; only what was wanted; readable by its owner."""
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    rng, records = random.Random(0), []
+    for number in range(70):  # more than are written at a time
+        tokens = tuple(rng.randrange(259) for _ in range(rng.randrange(12, 60)))
+        spans = ((3, 5), (6, 7), (9, len(tokens) - number % 3))[number % 3 :]
+        settings = {"temperature": 0.25, "min_tokens": 2.0, "grammar": 1.0} if number % 2 else {}
+        records.append(
+            Record(
+                tokens, spans, f"target{number % 2}", "template", f"tag {number % 4} é", f"key{number}", 1e9 + number,
+                f"r{number}", settings, (1, 3, 2) if number % 5 else (),
+            )
+        )  # fmt: skip
+    source, out = tmp_path / "a.db", tmp_path / f"out.{form}"
+    with TrafficStore(source) as store:
+        store.add(records)
+
+    def came_back(name: str, *wanted: str) -> list[Record]:
+        assert run("traffic", "export", str(source), str(out), *wanted).returncode == 0
+        back = run("traffic", "import", str(out), str(tmp_path / name), "--model", str(tiny_gguf), "--tag", "another")
+        assert back.returncode == 0, back.stderr
+        with TrafficStore(tmp_path / name) as store:
+            return list(store.records())
+
+    assert came_back("all.db") == records
+    assert out.stat().st_mode & 0o077 == 0
+    assert came_back("tag.db", "--tag", "tag 1 é") == [record for record in records if record.tag == "tag 1 é"]
+    again = run("traffic", "import", str(out), str(tmp_path / "all.db"), "--model", str(tiny_gguf), "--json")
+    assert json.loads(again.stdout)["records"] == 0, "what is there does not come twice"
 
 
 def test_wrong_use(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.flight import Flight
 from slipstream.engine.grammar import GrammarConstraint, Grammars
 from slipstream.errors import UsageError
-from slipstream.program import Draft
+from slipstream.program import Draft, KVFormat
 from slipstream.program.draft import ROOT
 from slipstream.program.sampling import Mask, SamplingParams
 from slipstream.speculation import Controller, GrammarDrafter, SuffixDrafter
@@ -158,6 +158,23 @@ def test_nothing_changes_them(model: Model, drafters: str, seed: int) -> None:
         (counts,) = controller.counts().values()
         assert counts.hits == counts.tries
         assert counts.drafted >= counts.accepted > 30, "stop strings end answers in the middle of drafts"
+
+
+@pytest.mark.features(
+    "grammar", "int8 cache", "sampling", "n", "penalties", "logprobs", "stop", "text drafts", "giving way",
+    "prefix cache",
+)  # fmt: skip
+def test_nothing_changes_them_in_an_int8_cache(tiny_gguf: Path) -> None:
+    """Nor where keys and values are rounded, and what is drafted is written over what was not taken."""
+    model = load_model(str(tiny_gguf), LoadOptions(max_rows=64, threads=1, kv_format=KVFormat.INT8))
+    rng = random.Random(23)
+    requests = requests_of(rng, 16)
+    plain = answers(Engine(model, prefix_cache=False), requests)
+    controller = Controller([GrammarDrafter(), scripted(model, requests, plain, 0.3, 6)])
+    engine = Engine(model, FREE, controller=controller, planner=forgetful(rng))  # type: ignore[arg-type]
+    assert answers(engine, requests, rng) == plain
+    assert check(model, requests, plain).total() > 5
+    assert sum(c.accepted for c in controller.counts().values()) > 30
 
 
 @pytest.mark.parametrize("family", ["eagle3", "eagle3-tree", "dspark"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from tests.serving.conftest import KEY, Server
+from slipstream.serving.errors import ApiError
+from slipstream.serving.keys import hashed
+from slipstream.serving.messages import error_body
+from tests.serving.conftest import KEY, Server, start, stop
 
 WEATHER: Any = {
     "name": "weather", "description": "The weather in a city.",
@@ -118,5 +122,55 @@ def test_errors(client: anthropic.Anthropic, real_server: Server) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="tiny", max_tokens=0, messages=ASK)
     stranger = anthropic.Anthropic(base_url=real_server.url, api_key="sk-not-known-here", max_retries=0)
-    with pytest.raises(anthropic.AuthenticationError):
+    with pytest.raises(anthropic.AuthenticationError, match="a valid API key is needed") as refused:
         stranger.messages.create(model="tiny", max_tokens=5, messages=ASK)
+    assert kind_of(refused.value) == "authentication_error"
+
+
+def kind_of(error: anthropic.APIStatusError) -> str:
+    """What kind of error the body says it is."""
+    body: Any = error.body
+    assert body["type"] == "error"
+    return str(body["error"]["type"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/messages", 401, "authentication_error"), ("POST", "/v1/messages/x", 401, "authentication_error"),
+        ("POST", "/v1/messages/batches", 404, "not_found_error"), ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("POST", "/v1/messages", 413, "request_too_large"),
+        ("GET", "/v1/messages/count_tokens", 405, "invalid_request_error"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_at_the_door_has_their_shape(
+    real_server: Server, method: str, path: str, status: int, kind: str
+) -> None:
+    content = b" " * (9 << 20) if status == 413 else b"{}"
+    with real_server.client() as http:
+        known = {} if status != 401 else {"Authorization": "Bearer a-stranger", "x-api-key": "a-stranger"}
+        answer = http.request(method, path, content=content, headers=known)
+        other = http.request(method, path.replace("messages", "others"), headers=known)
+    assert answer.status_code == status
+    body = answer.json()
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["error"].keys() == {"type", "message"}
+    assert other.json()["error"].keys() == {"message", "type", "param", "code"}, (
+        "OpenAI's clients are answered in theirs"
+    )
+
+
+def test_what_a_key_may_not_has_their_shape(tiny_gguf: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"slow": {"sha256": hashed(KEY).hex(), "requests_per_minute": 1}}))
+    limited = start(tiny_gguf, "--api-keys-file", str(keys), "--threads", "1", "--kv-cache-gb", "0.01")
+    try:
+        hurried = anthropic.Anthropic(base_url=limited.url, api_key=KEY, max_retries=0)
+        hurried.messages.create(model="tiny", max_tokens=2, messages=ASK)
+        with pytest.raises(anthropic.RateLimitError, match="requests a minute") as refused:
+            hurried.messages.create(model="tiny", max_tokens=2, messages=ASK)
+        assert kind_of(refused.value) == "rate_limit_error"
+    finally:
+        stop(limited)
+    never = json.loads(error_body(ApiError(403, "this key may not", "permission_error")))
+    assert never == {"type": "error", "error": {"type": "permission_error", "message": "this key may not"}}

@@ -29,9 +29,7 @@ BUSY_SECONDS = 1.5
 PARTS = ("scheduling", "dispatch", "output", "outside", "accounting", "hidden", "stolen")
 
 
-def measure(
-    model: Model, sequences: Sequence[int], turns: int = 5, progress: Progress | None = None
-) -> dict[str, Any]:
+def measure(model: Model, sequences: Sequence[int], turns: int = 5, progress: Progress | None = None) -> dict[str, Any]:
     """Keys: busy (see below), host: by sequences, then mode: µs a step by part, `outside_kernels`, and tokens a second.
 
     Mode `after` plans a step when the one before has ended, with the model's threads; `ahead` plans it while that one

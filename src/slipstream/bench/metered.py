@@ -27,7 +27,7 @@ class Reading:
 
     @classmethod
     def of(cls, at: Endpoint, pid: int) -> Reading:
-        """As of now; the server at `at` has the process `pid`. Nobody may be asking: the engine's news take a second."""
+        """As of now; `pid` is the server's process. Nobody may be asking: the engine's news take a second to come."""
         taken = processor_seconds(pid)
         time.sleep(1.5 * PING_EVERY)
         with urllib.request.urlopen(f"http://{at.host}:{at.port}/metrics", timeout=30) as answer:
@@ -39,7 +39,10 @@ class Reading:
     def since(self, before: Reading, tokens: int) -> dict[str, float]:
         """Microseconds a step by part, `outside_kernels` in all, and of the server's process for each token."""
         steps = max(self.steps - before.steps, 1.0)
-        each = {part: (self.seconds.get(part, 0.0) - before.seconds.get(part, 0.0)) / steps * 1e6 for part in OUTSIDE_KERNELS}
+        each = {
+            part: (self.seconds.get(part, 0.0) - before.seconds.get(part, 0.0)) / steps * 1e6
+            for part in OUTSIDE_KERNELS
+        }
         server = (self.server - before.server) / max(tokens, 1) * 1e6
         return each | {"outside_kernels": sum(each.values()), "steps": steps, "server_us_a_token": server}
 

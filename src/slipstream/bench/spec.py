@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.bench.load import percentile
 from slipstream.bench.machine import spread
 from slipstream.bench.prompts import Message, Talk
+from slipstream.bench.spec_costs import Rounds
 from slipstream.engine import Engine, Model
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program import StepShape
@@ -46,8 +47,12 @@ def measure(
     talks: Sequence[Talk],
     params: SamplingParams,
     progress: Progress | None = None,
+    rounds: Rounds | None = None,
 ) -> dict[str, Any]:
-    """One answer after the other, plain and drafted by turns; decode time only, from the first token on."""
+    """One answer after the other, plain and drafted by turns; decode time only, from the first token on.
+
+    `rounds` watch what each step takes.
+    """
     engine = Engine(model, cost, controller=controller, verification=verification)
     sides: dict[str, tuple[_Side, _Side]] = defaultdict(lambda: (_Side(), _Side()))
     ratios: dict[str, list[float]] = defaultdict(list)
@@ -62,7 +67,7 @@ def measure(
             answers: dict[bool, tuple[list[int], float]] = {}
             for ours in (False, True) if number % 2 else (True, False):
                 engine.drafting.resting = not ours
-                answers[ours] = _answer(engine, prompt, params, sides[talk.category][ours])
+                answers[ours] = _answer(engine, prompt, params, sides[talk.category][ours], rounds)
             identical &= answers[False][0] == answers[True][0]
             if answers[True][1] > 0 and answers[False][1] > 0:
                 ratios[talk.category].append(answers[False][1] / answers[True][1])
@@ -95,12 +100,17 @@ def _pass_share(sides: Mapping[str, tuple[_Side, _Side]], controller: Controller
     return controller.neural.pass_seconds(1) / step if controller.neural is not None else 0.0
 
 
-def _answer(engine: Engine, prompt: list[int], params: SamplingParams, side: _Side) -> tuple[list[int], float]:
+def _answer(
+    engine: Engine, prompt: list[int], params: SamplingParams, side: _Side, rounds: Rounds | None
+) -> tuple[list[int], float]:
     """(tokens, seconds per token after the first)."""
     pace = engine.controller.pace if engine.controller is not None else Pace()
     before = (pace.spent, pace.plain, pace.predicted)
     number = engine.add(prompt, params)
-    tokens = [token for chunk in engine.run(number) for token in chunk.token_ids]
+    tokens: list[int] = []
+    while engine.busy:
+        chunks = engine.step() if rounds is None else rounds.step(engine, number)
+        tokens += [token for chunk in chunks for token in chunk.token_ids]
     timings = engine.timings.pop(number)
     later = timings.generated - 1
     side.tokens += max(later, 0)
@@ -153,17 +163,19 @@ def costs(cost: CostModel, controller: Controller, lengths: Sequence[int] = rang
     }
 
 
-def forced(result: dict[str, Any], acceptance: float) -> dict[str, Any]:
-    """What the formula says of a run in which every draft was accepted with one chance."""
-    rows = []
+def forced(result: dict[str, Any], acceptance: float, rounds: Rounds) -> dict[str, Any]:
+    """What the formula says of a run in which every draft was accepted with one chance, by the costs measured in it."""
+    measured, rows = rounds.report(), []
+    lengths = sorted(map(int, measured["verify_cost"]))
     for name, entry in result["categories"].items():
-        length = round(entry["drafted"] / max(entry["verifications"], 1))
-        if length < 1 or str(length) not in result["verify_cost"]:
+        if not lengths or not entry["verifications"]:
             continue
-        verify, draft = result["verify_cost"][str(length)], result["draft_cost"][str(length)]
-        predicted = speedup(entry["tau"], length, lambda n, v=verify: v, lambda k, d=draft: d)  # type: ignore[misc]
+        mean = entry["drafted"] / entry["verifications"]
+        length = min(lengths, key=lambda k: abs(k - mean))
+        verify, draft, rest = (measured[key][str(length)] for key in ("verify_cost", "draft_cost", "overhead"))
+        predicted = speedup(entry["tau"], length, lambda n, v=verify: v, lambda k, d=draft: d, rest)  # type: ignore[misc]
         rows.append({"category": name, "draft_len": length, "tau": entry["tau"], "formula_speedup": predicted})
-    return result | {"forced_acceptance": acceptance, "formula": rows}
+    return result | {"forced_acceptance": acceptance, "measured_costs": measured, "formula": rows}
 
 
 def side_by_side(

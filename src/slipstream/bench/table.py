@@ -224,6 +224,17 @@ def _structured(r: dict[str, Any]) -> str:
     )
 
 
+def _bombs(r: dict[str, Any]) -> str:
+    bombs, dearest, worst = r["bombs"], r["dearest"], r["worst_beside"]
+    took, beside = bombs[dearest]["seconds"], bombs[worst]["tpot"]
+    refused = sum(entry["status"] == 400 for entry in bombs.values())
+    return (
+        f"{len(bombs)} schemas made to hurt, {refused} refused; the dearest ({dearest}) in "
+        f"{took['median'] * 1e3:.0f} ms (turns {took['min'] * 1e3:.0f}-{took['max'] * 1e3:.0f}); TPOT of a stream "
+        f"beside them x {r['median_tpot']:.2f} of one alone, the most x {beside['median']:.2f} ({worst})"
+    )
+
+
 def _restart(r: dict[str, Any]) -> str:
     ratio = r["restart"]
     return (
@@ -260,12 +271,39 @@ def _drafters(r: dict[str, Any]) -> str:
     )
 
 
+def _training(r: dict[str, Any]) -> str:
+    return (
+        f"{r['kind']}, {r['parameters'] / 1e6:.1f} M parameters ({r['share_of_the_targets_bytes']:.1%} of the target's "
+        f"bytes): {r['tokens_seen'] / 1e6:.2f} M tokens of answers seen in {r['minutes']:.1f} min, "
+        f"{r['peak_memory_bytes'] / 1e9:.1f} GB of memory; tau of {r['held_out_answers']} held-out answers about "
+        f"{r['tau_estimate']:.2f}, S foreseen {r['speedup_estimate']:.2f}"
+    )
+
+
+def _idle_training(r: dict[str, Any]) -> str:
+    def one(name: str) -> str:
+        ratio, beside, without = r["idle_training"][name], r["with_it"][name], r["without"][name]
+        return (
+            f"{name.upper()} x {ratio['median']:.3f} (turns {ratio['min']:.3f}-{ratio['max']:.3f}): "
+            f"{beside['median'] * 1e3:.1f} ms, p99 {beside['p99'] * 1e3:.1f}, without {without['median'] * 1e3:.1f}, "
+            f"{without['p99'] * 1e3:.1f}"
+        )
+
+    return (
+        f"{r['requests']} requests a turn, each after {r['pause']:.0f} s of quiet, {r['prompt']} in, {r['answer']} out"
+        f": {one('ttft')}; {one('tpot')}; the training ran {r['trained_seconds']['with_it']:.0f} s"
+    )
+
+
 def _row(result: dict[str, Any]) -> tuple[str, str] | None:
     for key, kind, describe in (
         ("categories", "speculation", _spec),
         ("teacher_forced_against_served", "drafters", _drafters),
+        ("tokens_seen", "training", _training),
         ("recording", "recording traffic", _record),
+        ("idle_training", "a training in idle time", _idle_training),
         ("compile_seconds", "structured answers", _structured),
+        ("bombs", "schema bombs", _bombs),
         ("restart", "prefix store", _restart),
         ("least_measured", "predicted S", _spec_prediction),
         ("plain_tpot", "speculation, many streams", _spec_streams),
@@ -284,7 +322,7 @@ def _row(result: dict[str, Any]) -> tuple[str, str] | None:
         ("mean_kl", "quality", _quality),
     ):
         if key in result:
-            return f"{kind}, {result['model']}", describe(result)
+            return f"{kind}, {result.get('model') or result['target']}", describe(result)
     return None
 
 

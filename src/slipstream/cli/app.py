@@ -23,6 +23,7 @@ bench = Group(
         "serve": CLI + "bench_serving:serve",
         "replay": CLI + "bench_serving:replay_trace",
         "record": CLI + "bench_serving:record",
+        "idle-training": CLI + "bench_training:idle_training",
         "structured": CLI + "bench_api:structured",
         "restart": CLI + "bench_api:restart",
         "spec": CLI + "bench_spec:spec",
@@ -43,11 +44,12 @@ drafter = Group(
     {
         "train": CLI + "drafter:train",
         "eval": CLI + "drafter:evaluate",
+        "figure": CLI + "drafter_figure:figure",
         "list": CLI + "drafter:list_",
         "deploy": CLI + "drafter_deploy:deploy",
         "watch": CLI + "drafter_deploy:watch",
     },
-    "Your own drafter: train, eval, deploy, watch, list.",
+    "Your own drafter: train, eval, figure, deploy, watch, list.",
 )
 app = Group(
     {

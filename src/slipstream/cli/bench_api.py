@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from slipstream.cli.bench import Out, report
@@ -16,6 +17,7 @@ from slipstream.cli.options import (
     load_options,
     open_drafted,
     progress_bar,
+    table,
 )
 from slipstream.errors import UsageError
 
@@ -24,6 +26,8 @@ def structured(
     model: ModelArgument,
     count: Annotated[int, Option("--schemas", help="Schemas, made at random.")] = 300,
     seed: Annotated[int, Option()] = 0,
+    bombs: Annotated[bool, Option("--bombs", help="Schemas made to hurt instead, each beside a stream.")] = False,
+    turns: Annotated[int, Option(help="With --bombs: times each.")] = 3,
     speculative: Speculation = "auto",
     json_output: JsonOption = False,
     out: Out = None,
@@ -35,9 +39,13 @@ def structured(
     from slipstream.bench.structured import measure
     from slipstream.engine.cost import cost_model
 
-    if count < 1:
-        raise UsageError("--schemas must be positive")
+    if count < 1 or turns < 1:
+        raise UsageError("--schemas and --turns must be positive")
     options = load_options(max_model_len or 2048, "bf16", quantization, threads, "native")
+    if bombs:
+        served = ["--speculative", speculative, *_served(max_model_len, quantization, threads)]
+        _bombs(model, served, turns, json_output, out)
+        return
     found = open_drafted(model, options, speculative, "exact", quick=False)
     loaded, cost = found.model, found.cost or cost_model(found.model)
     with progress_bar() as bar:
@@ -52,6 +60,26 @@ def structured(
             f"{result['overall_speed']:.3f}), compiled in "
             f"{compiled['median'] * 1e3:.1f} ms (at most {compiled['max'] * 1e3:.0f})"
         )
+
+
+def _served(max_model_len: int | None, quantization: str, threads: int | None) -> list[str]:
+    """Flags of a server that runs as these options say."""
+    length = ["--max-model-len", str(max_model_len)] if max_model_len else []
+    return ["--quantization", quantization, *length, *(["--threads", str(threads)] if threads else [])]
+
+
+def _bombs(model: str, options: list[str], turns: int, json_output: bool, out: Path | None) -> None:
+    from slipstream.bench.bombs import measure
+
+    with progress_bar() as bar:
+        result = measure(model, options, turns, lambda n, of: bar("schemas beside a stream", n, of))
+    report({"model": model, **result}, json_output, out)
+    if not json_output:
+        rows = [
+            (name, str(v["status"]), f"{v['seconds']['median'] * 1e3:.0f}", f"{v['tpot']['median']:.2f}")
+            for name, v in result["bombs"].items()
+        ]
+        table("schemas made to hurt, each beside a stream", rows, ("schema", "status", "ms", "TPOT over that alone"))
 
 
 def restart(
@@ -69,7 +97,7 @@ def restart(
     if prompt < 64 or turns < 1:
         raise UsageError("--prompt is at least 64, --turns at least 1")
     load_options(None, "bf16", quantization, threads, "native")  # says what is wrong before a server does
-    options = ["--quantization", quantization, *(["--threads", str(threads)] if threads else [])]
+    options = _served(None, quantization, threads)
     with progress_bar() as bar:
         result = measure(model, options, prompt, turns, lambda n: bar("turns of two servers", n, turns))
     result = {"model": model, **result}

@@ -67,6 +67,7 @@ def spec(
 
     from slipstream.bench.prompts import own_talks, read_talks
     from slipstream.bench.spec import forced, measure, side_by_side
+    from slipstream.bench.spec_costs import Rounds
     from slipstream.bench.spec_overheads import overheads as measure_overheads
     from slipstream.program.sampling import SamplingParams
     from slipstream.speculation import ForcedVerification
@@ -99,9 +100,12 @@ def spec(
             )
         else:
             verification = ForcedVerification(force_accept) if force_accept is not None else drafted.verification
-            result = measure(drafted.model, drafted.cost, drafted.controller, verification, talks, params, progress)
-            if force_accept is not None:
-                result = forced(result, force_accept)
+            rounds = Rounds(drafted.controller) if force_accept is not None else None
+            result = measure(
+                drafted.model, drafted.cost, drafted.controller, verification, talks, params, progress, rounds
+            )
+            if force_accept is not None and rounds is not None:
+                result = forced(result, force_accept, rounds)
         if overheads:
             first = [drafted.model.chat_prompt([*t.before, {"role": "user", "content": t.turns[0]}]) for t in talks]
             fitting = [prompt for prompt in first if len(prompt) + max_tokens <= drafted.model.max_len][
@@ -153,6 +157,10 @@ def _table(result: dict[str, Any]) -> None:
         print(f"drafters that never draft: {found['silent_drafters']['median']:.3f} of the time without drafters")
         if found.get("pass"):
             print(f"a pass of the drafter, each beside a plain step right after it: c = {found['pass']['median']:.3f}")
+    if measured := result.get("measured_costs"):
+        for name, key in (("verifying", "verify_cost"), ("making", "draft_cost")):
+            costs = ", ".join(f"{k}: {cost:.2f}" for k, cost in measured[key].items()) or "too few rounds"
+            print(f"{name} K drafts took, in plain steps of this run: {costs}")
     print(f"verifying K drafts costs, in steps of one row: {verify}; a pass of the drafter c = {result['c']:.3f}")
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.cli.commands import Argument, Option
-from slipstream.cli.options import JsonOption, Threads, progress_bar, table
+from slipstream.cli.options import JsonOption, KvCacheDtype, Quantization, Threads, load_options, progress_bar, table
+from slipstream.engine import LoadOptions
 from slipstream.errors import UsageError
+from slipstream.program import KVFormat
 
 if TYPE_CHECKING:
+    from slipstream.training.sizing import Choice
     from slipstream.training.trainer import Progress
 
 TRAINING_CARD = "training-card.json"
@@ -51,12 +54,14 @@ def train(
     generic_share: Annotated[float, Option("--generic-share", help="Share of what is learned from it.")] = 0.1,
     start_from: Annotated[Path | None, Option("--from", help="A drafter's folder to begin with.")] = None,
     draft_vocabulary: Annotated[
-        int | None, Option("--draft-vocabulary", help="Tokens of its head; default: 97 % of what is said.")
+        int | None, Option("--draft-vocabulary", help="Tokens of its head; default: what should pay.")
     ] = None,
     taps: Annotated[
         str, Option("--taps", help="Layers whose inputs it reads, such as 2,15,27; default: the paper's three.")
     ] = "",
-    layers: Annotated[int | None, Option("--layers", help="Layers of a DSpark drafter; default: 2, or 1.")] = None,
+    layers: Annotated[
+        int | None, Option("--layers", help="Layers of a DSpark drafter; default: what should pay.")
+    ] = None,
     held_out: Annotated[float, Option("--held-out", help="Share of the newest answers, never learned from.")] = 0.1,
     tag: Annotated[str | None, Option("--tag", help="Only traffic with this tag.")] = None,
     layout: Annotated[str, Option("--layout", help="eagle3 or speculators; dspark: deepspec or speculators.")] = "",
@@ -67,11 +72,14 @@ def train(
         int, Option("--round-tokens", help="Tokens whose features are in memory at a time, a few times over.")
     ] = 16384,
     seed: Annotated[int, Option()] = 0,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
     """Train a drafter on recorded answers. Needs torch: pip install '.[train]' in Slipstream's folder."""
     _needs_torch()
+    from slipstream.bench.machine import described
     from slipstream.training.kinds import layout_for
     from slipstream.training.sizes import MOST_SHARE
     from slipstream.training.store import TrafficStore, Which
@@ -90,10 +98,11 @@ def train(
             raise UsageError(f"{name} is from {low:g} to {high:g}, not {value:g}")
     out = out or Path("drafters") / f"{traffic.stem}-{kind}"
     schedule = Schedule(1, round_tokens, batch_tokens, learning_rate=learning_rate, seed=seed)
+    target = load_options(None, kv_cache_dtype, quantization, threads, "native")
     options = TrainOptions(
         kind, None if rounds is not None else seconds_of(budget), rounds, schedule, draft_vocabulary, held_out,
         generic_share if generic is not None else 0.0, max_len, layout_for(kind, layout), start_from, threads,
-        _layers(taps), layers,
+        taps_of(taps), layers, target.kv_format, target.quantization,
     )  # fmt: skip
     if layers is not None and kind != "dspark":
         raise UsageError(f"--layers is for --kind dspark: an {kind} drafter has one")
@@ -115,7 +124,12 @@ def train(
             said = f"tau {at.curve.tau[-1]:.2f}, S about {speedup:.2f}, {at.seconds_left / 60:.0f} min left"
             bar(said, at.round, at.rounds)
 
-        card = run(prepared, options, out, show)
+        def chose(choice: Choice) -> None:
+            if not json_output:
+                bar.close()
+                _sizes(choice)
+
+        card = run(prepared, options, out, show, chose, described({}))
     if json_output:
         print(json.dumps(card))
         return
@@ -132,11 +146,27 @@ def train(
             "vocabulary; try --draft-vocabulary",
             file=sys.stderr,
         )
-    print(f"measure it: slipstream drafter eval --model {model} --traffic {traffic} --drafter {out}")
-    print(f"use it: slipstream serve {model} --speculative {_as_folder(out)}")
+    how = _said(target)
+    print(f"measure it: slipstream drafter eval --model {model} --traffic {traffic} --drafter {out}{how}")
+    print(f"use it: slipstream serve {model} --speculative {_as_folder(out)}{how}")
 
 
-def _layers(taps: str) -> tuple[int, ...]:
+def _sizes(choice: Choice) -> None:
+    """What was chosen, and the runners-up."""
+    rows = [
+        (
+            "*" if one["chosen"] else "", f"{one['layers']} x {one['ffn']}", str(one["vocabulary"]),
+            f"{one['parameters'] / 1e6:.1f} M", f"{one['share_of_the_targets_bytes']:.1%}", f"{one['draft_cost']:.3f}",
+            f"{one['tau']:.2f}", f"{one['speedup']:.2f}",
+        )
+        for one in choice.table()
+    ]  # fmt: skip
+    title = f"sizes, as foreseen with drafts of {choice.drafts} (* is trained: the largest that is as good as the best)"
+    table(title, rows, ("", "layers x MLP", "head", "weights", "of the target", "d", "tau", "S"))
+
+
+def taps_of(taps: str) -> tuple[int, ...]:
+    """2,15,27 as numbers. Raises UsageError."""
     try:
         return tuple(int(tap) for tap in taps.split(",")) if taps else ()
     except ValueError as error:
@@ -159,6 +189,8 @@ def evaluate(
     draft_len: Annotated[int, Option("--draft-len", help="Tokens of a draft in the replay.")] = 5,
     figure: Annotated[Path | None, Option("--figure", help="Write the picture to this file.")] = None,
     out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -171,9 +203,11 @@ def evaluate(
     for file in (out, figure):
         if file is not None and not file.absolute().parent.is_dir():
             raise UsageError(f"{file}: there is no folder {file.absolute().parent}")
+    target = load_options(None, kv_cache_dtype, quantization, threads, "native")
     held = held_out_of(traffic, drafter, against, tag, everything=everything)
+    _say_if_other_precision(drafter, target)
     with progress_bar() as bar:
-        report = contest(model, held, [drafter, *against], limit, serve_limit, draft_len, threads, bar)
+        report = contest(model, held, [drafter, *against], limit, serve_limit, draft_len, target, bar)
     report = described(report)
     if figure is not None:
         figure.write_text(picture(report))
@@ -183,6 +217,18 @@ def evaluate(
         print(json.dumps(report))
         return
     _table(report)
+
+
+def _say_if_other_precision(folder: Path, target: LoadOptions) -> None:
+    """What a drafter learned from one precision of its target is worth less with another."""
+    try:
+        card = json.loads((folder / TRAINING_CARD).read_text())
+        trained = LoadOptions(kv_format=KVFormat(card["kv_cache_dtype"]), quantization=card["quantization"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if (trained.kv_format, trained.quantization) != (target.kv_format, target.quantization):
+        how = _said(trained) or " the precision of its file"
+        print(f"{folder} was trained for a target served with{how}, and is measured on another", file=sys.stderr)
 
 
 def _table(report: dict[str, Any]) -> None:
@@ -245,6 +291,13 @@ def list_(
         for card in cards
     ]  # fmt: skip
     table(str(folder), rows, ("drafter", "kind", "target", "tags", "tokens seen", "tau", "date"))
+
+
+def _said(target: LoadOptions) -> str:
+    """The flags for a target that is not served as most are."""
+    plain = LoadOptions()
+    cache = f" --kv-cache-dtype {target.kv_format}" if target.kv_format != plain.kv_format else ""
+    return cache + (f" --quantization {target.quantization}" if target.quantization != plain.quantization else "")
 
 
 def _as_folder(path: Path) -> str:

@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.cli.commands import Argument, Option
+from slipstream.cli.drafter import TRAINING_CARD, seconds_of, taps_of
 from slipstream.cli.options import JsonOption, table
 from slipstream.errors import SlipstreamError, UsageError
 
@@ -69,18 +71,25 @@ def watch(
     least_tokens: Annotated[
         int, Option("--least-tokens", help="With --auto: train too when so many new tokens were recorded.")
     ] = 500_000,
+    kind: Annotated[str, Option("--kind", help="eagle3 or dspark; default: as the drafter at work.")] = "",
+    layers: Annotated[int | None, Option("--layers", help="Of a DSpark drafter; default: as the one at work.")] = None,
+    taps: Annotated[
+        str, Option("--taps", help="Layers whose inputs it reads; default: as the drafter at work, which binds.")
+    ] = "",
     every: Annotated[float, Option("--every", help="Seconds between two looks.")] = 60.0,
     once: Annotated[bool, Option("--once", help="Look once, and end.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Watch how drafts fare by tag; with --auto, train anew in idle time and deploy what is better."""
-    from slipstream.cli.drafter import seconds_of
     from slipstream.training.drift import drift
+    from slipstream.training.remote import UnreachableError
     from slipstream.training.store import TrafficStore, Which
 
     seconds_of(budget)
     if every < 1.0 or least_tokens < 1:
         raise UsageError("--every is at least a second, --least-tokens at least 1")
+    if kind not in ("", "eagle3", "dspark"):
+        raise UsageError(f"--kind is eagle3 or dspark, not {kind!r}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs meanwhile is ended, too
     at, trained = server(url, api_key), _trained(out)
     while True:
@@ -93,8 +102,13 @@ def watch(
         else:
             _show_drift(found, fresh)
         if auto and (any(one.drifted for one in found) or fresh >= least_tokens):
-            trained = time.time()  # whatever comes of it: what was seen so far is no reason for another one
-            _renew(at, model, traffic, out / time.strftime("%Y%m%d-%H%M%S"), budget)
+            try:
+                how = Retraining.like(at.drafter(), model, kind, layers, taps)
+            except UnreachableError as error:
+                print(f"{error}: nothing is trained for a server that is not there", file=sys.stderr)
+            else:
+                trained = time.time()  # whatever comes of it: what was seen so far is no reason for another one
+                _renew(at, model, traffic, out / time.strftime("%Y%m%d-%H%M%S"), budget, how)
         if once:
             return
         time.sleep(every)
@@ -102,8 +116,6 @@ def watch(
 
 def _trained(folder: Path) -> float:
     """The time of the newest answer that a drafter in the folder was trained on."""
-    from slipstream.cli.drafter import TRAINING_CARD
-
     times = [0.0]
     for card in folder.glob(f"*/{TRAINING_CARD}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -111,16 +123,59 @@ def _trained(folder: Path) -> float:
     return max(times)
 
 
-def _renew(at: Server, model: str, traffic: Path, folder: Path, budget: str) -> None:
-    """Train and measure while the server is idle, and deploy what is surely better than drafting from text."""
+@dataclass(frozen=True, slots=True)
+class Retraining:
+    """How a drafter is trained anew: with these flags, for a target served so, and better than the one at work."""
+
+    target: tuple[str, ...]
+    flags: tuple[str, ...]
+    present: str | None = None
+
+    @classmethod
+    def like(cls, report: dict[str, Any], model: str, kind: str, layers: int | None, taps: str) -> Retraining:
+        """Of the kind, the layers and the taps that were told, or else of those of the drafter at work.
+
+        `report` is what the server says of its drafters. Raises UsageError for taps that its next drafter cannot have.
+        """
+        from slipstream.engine.drafters import Folder
+        from slipstream.models import read_config
+        from slipstream.weights.open import open_checkpoint
+        from slipstream.weights.references import resolve
+
+        present, read = report["present"], tuple[int, ...]()
+        if present is not None and not Path(present).is_dir():
+            print(f"{present}, which is at work, is not on this machine: nothing is compared with it", file=sys.stderr)
+            present = None
+        if present is not None:
+            folder = Folder.open(Path(present), read_config(open_checkpoint(resolve(model))))
+            kind, read = kind or folder.family, folder.config.taps
+            if layers is None and kind == folder.family == "dspark":
+                layers = folder.config.layers
+        wanted = taps_of(taps) or read
+        if read and wanted != read:
+            said = ",".join(map(str, read))
+            raise UsageError(f"the drafter at work reads the layers {said}, and its successor must read the same")
+        kind = kind or "eagle3"
+        if layers is not None and kind != "dspark":
+            raise UsageError(f"--layers is for a DSpark drafter: an {kind} drafter has one")
+        flags = ["--kind", kind, *(("--taps", ",".join(map(str, wanted))) if wanted else ())]
+        flags += ["--layers", str(layers)] if layers is not None else []
+        flags += ["--layout", "speculators"] if kind == "eagle3" and wanted[:1] == (1,) else []
+        target = ("--kv-cache-dtype", report["kv_cache_dtype"], "--quantization", report["quantization"])
+        return cls(target, tuple(flags), present)
+
+
+def _renew(at: Server, model: str, traffic: Path, folder: Path, budget: str, how: Retraining) -> None:
+    """Train and measure while the server is idle, and deploy what is surely better than all else."""
     from slipstream.training.idle import run_when_idle
 
     command = [sys.executable, "-m", "slipstream", "drafter"]
-    common = ["--model", model, "--traffic", str(traffic)]
+    common = ["--model", model, "--traffic", str(traffic), *how.target]
+    against = ["--against", how.present] if how.present is not None else []
     report = folder / "eval.json"
     for name, arguments in (
-        ("train", [*common, "--out", str(folder), "--budget", budget]),
-        ("eval", [*common, "--drafter", str(folder), "--out", str(report)]),
+        ("train", [*common, "--out", str(folder), "--budget", budget, *how.flags]),
+        ("eval", [*common, "--drafter", str(folder), *against, "--out", str(report)]),
     ):
         status, spent = run_when_idle([*command, name, *arguments], at.busy)
         print(f"{name}: ran {spent.ran:.0f} s, held {spent.held:.0f} s for the server's sake", file=sys.stderr)
@@ -128,10 +183,15 @@ def _renew(at: Server, model: str, traffic: Path, folder: Path, budget: str) -> 
             print(f"{name} failed with {status}; the present drafter stays", file=sys.stderr)
             return
     replayed = json.loads(report.read_text())["replayed"]
-    mine = replayed.pop(folder.name)[""]
-    if any(mine["interval"][0] <= other[""]["tau"] for other in replayed.values()):
-        print(f"{folder}: tau {mine['tau']:.2f} is not surely better than drafting from text", file=sys.stderr)
-        return
+    mine = replayed.pop(folder.name if folder.name in replayed else str(folder))[""]
+    for name, other in replayed.items():
+        if mine["interval"][0] <= other[""]["tau"]:
+            print(
+                f"{folder}: tau {mine['tau']:.2f} ({mine['interval'][0]:.2f}-{mine['interval'][1]:.2f}) is not surely "
+                f"better than the {other['']['tau']:.2f} of {name}",
+                file=sys.stderr,
+            )
+            return
     try:
         at.deploy(str(folder.resolve()), "shadow", 0.1, auto=True)
     except SlipstreamError as error:

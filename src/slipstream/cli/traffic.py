@@ -6,12 +6,12 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.cli.commands import Argument, Option
-from slipstream.cli.options import JsonOption, Threads, progress_bar, table
+from slipstream.cli.options import JsonOption, KvCacheDtype, Quantization, Threads, load_options, progress_bar, table
 from slipstream.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ def import_(
     most_tokens: Annotated[
         int, Option("--most-tokens", help="Stop when answers of this model have so many tokens.")
     ] = 1 << 40,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
     threads: Threads = None,
     json_output: JsonOption = False,
 ) -> None:
     """Bring a log in, its answers as they are or made anew; an import that was stopped goes on where it was."""
-    from slipstream.engine import LoadOptions, load_model
+    from slipstream.engine import load_model
     from slipstream.models import read_config
     from slipstream.program.sampling import SamplingParams
     from slipstream.speculation.card import fingerprint_of
@@ -57,10 +59,11 @@ def import_(
         raise UsageError("--regenerate makes answers anew, --own takes them as they are: say one of them")
     if max_tokens < 1 or most_tokens < 1:
         raise UsageError("--max-tokens and --most-tokens must be positive")
+    options = load_options(None, kv_cache_dtype, quantization, threads, "native")
     items = read_parquet(log) if log.suffix == ".parquet" else read_log(log)
     with progress_bar() as bar, TrafficStore(into) as store:
         checkpoint = open_checkpoint(resolve(model, bar))
-        loaded = load_model(model, LoadOptions(threads=threads, sequences=STREAMS if regenerate else 1), bar)
+        loaded = load_model(model, replace(options, sequences=STREAMS if regenerate else 1), bar)
         importer = Importer(loaded, fingerprint_of(read_config(checkpoint), checkpoint), store, tag, system)
         if regenerate:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens)

@@ -31,7 +31,7 @@ class Deployment:
     def __init__(self, engine: Engine, drawing: Drawing | None):
         self._engine, self._drawing = engine, drawing
         self._loading: _Loading | None = None
-        self._name = ""
+        self._name = self._before = ""
         self._ahead = engine.ahead
 
     @property
@@ -107,6 +107,8 @@ class Deployment:
         if present.neural is not None and present.neural.needs.taps != found.drafter.needs.taps:
             return "the present drafter reads other layers of the target than this one: restart with --speculative"
         stage = next(stage for stage in STAGES if stage == wanted.stage)
+        if self.rollout is not None and present is self.rollout.candidate:
+            self._before = self._name
         self._hand_over(present)
         rollout = Rollout(
             present, found.drafter, found.card, stage, wanted.share, auto=wanted.auto, under_way=self._engine.sequences
@@ -141,7 +143,7 @@ class Deployment:
             return None
         present, new = (_arm(rollout.arms[name]) for name in ("present", "candidate"))
         return RolloutStats(
-            self._name, rollout.stage, rollout.share, rollout.auto, rollout.outcome, present, new
+            self._name, rollout.stage, rollout.share, rollout.auto, rollout.outcome, present, new, self._before
         )  # fmt: skip
 
 

@@ -131,6 +131,8 @@ class RolloutStats:
     outcome: str | None
     present: ArmStats
     new: ArmStats
+    before: str = ""
+    """The present drafter's folder, if it was deployed too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ import msgspec
 from starlette.requests import Request
 
 from slipstream.engine.client import EngineClient, EngineDiedError
+from slipstream.engine.drafters import Speculative
+from slipstream.engine.messages import RolloutStats
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.keys import Key
+from slipstream.weights.references import resolve
 
 LOOPBACK = ("127.0.0.1", "::1")
 LOCAL_NAMES = (*LOOPBACK, "localhost")
@@ -68,10 +71,35 @@ async def deploy(client: EngineClient, body: DeployBody) -> dict[str, Any]:
     return shown(client) | {"warnings": warnings}
 
 
+def present(rollout: RolloutStats | None, speculative: str) -> str | None:
+    """The folder of the drafter that is at work, whatever looks on or drafts for a few; None: it has no folder."""
+    if rollout is not None and rollout.outcome is None and rollout.stage == "all":
+        return rollout.candidate
+    if rollout is not None and rollout.before:
+        return rollout.before
+    started = Speculative.parse(speculative)
+    return str(resolve(started.reference).resolve()) if started.kind == "folder" else None
+
+
+def drafts(client: EngineClient) -> list[dict[str, Any]]:
+    """What each drafter brought the traffic of each tag."""
+    return [
+        {
+            "drafter": d.drafter, "tag": d.tag, "verifications": d.rounds, "drafted": d.drafted,
+            "accepted": d.accepted, "tau": 1 + d.accepted / max(d.rounds, 1),
+            "speedup_predicted": d.speedup_predicted, "speedup_measured": d.speedup_measured,
+        }
+        for d in client.stats.drafts
+    ]  # fmt: skip
+
+
 def shown(client: EngineClient) -> dict[str, Any]:
-    """The rollout that there is or was last, and how drafters fare by tag."""
-    stats = client.stats
+    """What drafts for what, the rollout that there is or was last, and how drafters fare by tag."""
+    stats, options = client.stats, client.options
     return {
+        "present": present(stats.rollout, options.speculative),
+        "kv_cache_dtype": options.kv_format,
+        "quantization": options.quantization,
         "rollout": msgspec.to_builtins(stats.rollout) if stats.rollout is not None else None,
         "drafters": [
             {"drafter": d.drafter, "tag": d.tag, "verifications": d.rounds, "tau": 1 + d.accepted / max(d.rounds, 1)}

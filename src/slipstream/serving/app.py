@@ -28,7 +28,7 @@ from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.exchange import Exchange, ServerLimits, Wanted, json_response
 from slipstream.serving.gate import Gate, no_method, no_route
 from slipstream.serving.keys import Key, Keys
-from slipstream.serving.messages import UNSUPPORTED, MessagesAnswer, MessagesRequest, as_chat, error_body
+from slipstream.serving.messages import UNSUPPORTED, MessagesAnswer, MessagesRequest, as_chat, error_body, names_of
 from slipstream.serving.metrics import Metrics
 from slipstream.serving.openapi import document
 from slipstream.serving.prompts import Prompts
@@ -136,7 +136,8 @@ class Api:
 
     async def openapi(self, request: Request, key: Key) -> Response:
         """The OpenAPI document."""
-        return json_response(document())
+        info = self.client.info
+        return json_response(document(self.served_name, info.vocabulary if info is not None else None))
 
     def _card(self) -> dict[str, Any]:
         info = self.client.info
@@ -165,7 +166,7 @@ class Api:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def explain(self, request: Request, key: Key) -> Response:
-        """The waterfall of the latest traffic."""
+        """The waterfall of the latest traffic, and what drafts brought by drafter and tag."""
         try:
             waterfall = await self.client.explain()
         except (SlipstreamError, TimeoutError) as error:
@@ -176,7 +177,7 @@ class Api:
             )
         report = json.loads(waterfall)
         self.metrics.explained(report["parts"])
-        return json_response({"model": self.served_name, **report})
+        return json_response({"model": self.served_name, **report, "drafts": admin.drafts(self.client)})
 
     async def drafter(self, request: Request, key: Key) -> Response:
         """GET: how drafters fare; POST: deploy one, change its stage, take it back."""
@@ -197,6 +198,8 @@ class Api:
             if not isinstance(text, str):
                 raise bad_request("prompt must be a string", "prompt")
             special = body.get("add_special_tokens", True)
+            if not isinstance(special, bool):
+                raise bad_request("add_special_tokens is true or false", "add_special_tokens")
             tokens = await self.prompts.of_text(text, "prompt", add_bos=None if special else False)
         info = self.client.info
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": info.max_len if info else None})
@@ -216,7 +219,8 @@ class Api:
         chat = await self.chats.prepare(body)
         name = f"chatcmpl-{uuid.uuid4().hex}"
         answer = ChatAnswer(name, self.served_name, self.tokenizer, chat.params.n, chat.reading)
-        return await self.exchange.run(request, key, Wanted.by(body, request, [(chat.tokens, chat.params)]), answer)
+        wanted = Wanted.by(body, request, [(chat.tokens, chat.params)], chat.form)
+        return await self.exchange.run(request, key, wanted, answer)
 
     async def completions(self, request: Request, key: Key) -> Response:
         """POST /v1/completions."""
@@ -230,13 +234,14 @@ class Api:
             if body.stream:
                 raise bad_request("there is nothing to stream with max_tokens 0", "stream")
             body.max_tokens = 1
-        params = openai.sampling(body, body.logprobs, await self.prompts.off_loop(body.grammar))
+        form = await self.prompts.off_loop(body.form)
+        params = openai.sampling(body, body.logprobs, form.grammar)
         prompts = openai.prompts(body)
         work = [(await self._completed(prompt, body.suffix), params) for prompt in prompts]
         answer = CompletionAnswer(f"cmpl-{uuid.uuid4().hex}", self.served_name, self.tokenizer, params.n * len(work))
         if body.echo:
             answer.echoed = [self._echo(prompt) for prompt in prompts for _ in range(params.n)]
-        wanted = replace(Wanted.by(body, request, work), silent=silent)
+        wanted = replace(Wanted.by(body, request, work, form.field), silent=silent)
         if silent:
             for choice in answer.choices:
                 choice.reason = "length"
@@ -293,12 +298,11 @@ class Api:
         self._known(body.model)
         chat_request = as_chat(body)
         openai.finite(chat_request)
-        chat = await self.chats.prepare(chat_request)
+        chat = await self.chats.prepare(chat_request, names_of(body))
         answer = MessagesAnswer(f"msg_{uuid.uuid4().hex[:24]}", self.served_name, self.tokenizer, 1, chat.reading)
         answer.prompt_tokens = len(chat.tokens)
-        return await self.exchange.run(
-            request, key, Wanted.by(chat_request, request, [(chat.tokens, chat.params)]), answer
-        )  # fmt: skip
+        wanted = Wanted.by(chat_request, request, [(chat.tokens, chat.params)], chat.form)
+        return await self.exchange.run(request, key, wanted, answer)
 
     async def count_tokens(self, request: Request, key: Key) -> Response:
         """POST /v1/messages/count_tokens."""
@@ -306,7 +310,8 @@ class Api:
         openai.refuse_unsupported(raw, UNSUPPORTED)
         body: MessagesRequest = openai.convert({"max_tokens": 1, **raw}, MessagesRequest)
         self._known(body.model)
-        return json_response({"input_tokens": len((await self.chats.prepare(as_chat(body))).tokens)})
+        chat = await self.chats.prepare(as_chat(body), names_of(body))
+        return json_response({"input_tokens": len(chat.tokens)})
 
     async def embeddings(self, request: Request, key: Key) -> Response:
         """POST /v1/embeddings."""

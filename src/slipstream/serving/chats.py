@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
@@ -22,6 +22,19 @@ class Chat:
     tokens: list[int]
     params: SamplingParams
     reading: Reading
+    form: str = ""
+    """The field that says what form the answer must have."""
+
+
+class Names(NamedTuple):
+    """What a protocol calls the fields that say what form an answer must have."""
+
+    form: str = "response_format"
+    parameters: str = "function.parameters"
+    """Those of a tool, within it."""
+
+
+CHAT = Names()
 
 
 class Chats:
@@ -35,11 +48,11 @@ class Chats:
         self._reasoning = None if reasoning == "none" else reasoning or reasoning_of(source)
         self._knows_tools = "tools" in (source or "")
 
-    async def prepare(self, body: openai.ChatRequest) -> Chat:
-        """Raises ApiError for what cannot be."""
+    async def prepare(self, body: openai.ChatRequest, names: Names = CHAT) -> Chat:
+        """Raises ApiError for what cannot be, by the `names` that its client knows."""
         messages, switches = openai.messages(body), openai.template_switches(body)
         box = toolbox_of(body.tools, body.tool_choice, body.parallel_tool_calls, self._format)
-        grammar = await self.prompts.off_loop(body.grammar)
+        grammar, field = await self.prompts.off_loop(lambda: body.form(names.form))
         # What is held to a form from its first character on has no room for a thought.
         reasoning = None if grammar or (box is not None and box.must) else self._reasoning
         special = self.prompts.tokenizer.special
@@ -47,8 +60,9 @@ class Chats:
         if box is not None:
             called = await self.prompts.off_loop(functools.partial(box.grammar, self.prompts.tokenizer, shown))
             if called and grammar:
-                raise bad_request("tool calls and response_format cannot both be kept to", "response_format")
-            grammar = called or grammar
+                raise bad_request(f"tool calls and {field} cannot both be kept to", field)
+            if called:
+                grammar, field = called, box.held_by(names.parameters)
             shown += box.shown(self.prompts.tokenizer)
             if self._knows_tools:
                 switches["tools"] = box.described()
@@ -59,7 +73,7 @@ class Chats:
         if body.max_tokens is None:
             body.max_tokens = body.max_completion_tokens
         params = openai.sampling(body, openai.chat_logprobs(body), grammar, shown)
-        return Chat(tokens, params, Reading(box, reasoning, opened))
+        return Chat(tokens, params, Reading(box, reasoning, opened), field)
 
 
 def _taught(messages: Sequence[Mapping[str, Any]], box: Toolbox) -> list[dict[str, Any]]:

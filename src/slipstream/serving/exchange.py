@@ -61,14 +61,18 @@ class Wanted:
     """What is done first, once the request is let in."""
     silent: bool = False
     """Nothing is generated: the answer is what it is before."""
+    form: str = ""
+    """The field that says what form the answer must have."""
 
     @classmethod
-    def by(cls, body: openai.Common, request: Request, work: list[tuple[list[int], SamplingParams]]) -> Wanted:
+    def by(
+        cls, body: openai.Common, request: Request, work: list[tuple[list[int], SamplingParams]], form: str = ""
+    ) -> Wanted:
         """As the fields say that OpenAI's requests share. Raises ApiError."""
         usage = body.stream_options is not None and body.stream_options.include_usage
         return cls(
             work, bool(body.stream), usage, bool(body.timings), body.priority or 0, body.cache_salt or "",
-            openai.tag_of(request.headers, body),
+            openai.tag_of(request.headers, body), form=form,
         )  # fmt: skip
 
 
@@ -131,7 +135,7 @@ class Exchange:
                 return StreamingResponse(_rest(events), media_type="text/event-stream", headers=headers)
             return await self._whole(request, answer, news, wanted, span)
         except UsageError as error:
-            raise openai.engine_refused(error, answer.prompt_field) from error
+            raise openai.engine_refused(error, answer.prompt_field, wanted.form) from error
         except EngineDiedError as error:
             raise ApiError(503, str(error), "server_error", headers={"Retry-After": "2"}) from error
         finally:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.serving.errors import ApiError
 from slipstream.serving.keys import Key, Keys
+from slipstream.serving.messages import error_body, is_theirs
 
 
 class Gate:
@@ -26,7 +27,7 @@ class Gate:
             try:
                 scope["slipstream.key"] = Key("", b"") if scope["path"] == "/health" else self.keys.find(shown)
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await _told(error, scope["path"])(scope, receive, send)
                 return
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -35,13 +36,18 @@ class Gate:
 
 
 async def no_route(request: Request, error: Exception) -> Response:
-    """404 in OpenAI's shape."""
-    return ApiError(404, f"there is no route {request.url.path[:200]}", code="unknown_url").response()
+    """404, in the shape that the caller's client expects."""
+    path = request.url.path
+    return _told(ApiError(404, f"there is no route {path[:200]}", code="unknown_url"), path)
 
 
 async def no_method(request: Request, error: Exception) -> Response:
-    """405 in OpenAI's shape."""
-    message = f"{request.method} is not allowed on {request.url.path[:200]}"
-    return ApiError(
-        405, message, code="method_not_allowed", headers=dict(getattr(error, "headers", None) or {})
-    ).response()
+    """405, likewise."""
+    path, headers = request.url.path, dict(getattr(error, "headers", None) or {})
+    message = f"{request.method} is not allowed on {path[:200]}"
+    return _told(ApiError(405, message, code="method_not_allowed", headers=headers), path)
+
+
+def _told(error: ApiError, path: str) -> Response:
+    body = error_body(error) if is_theirs(path) else error.body()
+    return Response(body, error.status, error.headers, "application/json")

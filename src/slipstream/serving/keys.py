@@ -127,7 +127,7 @@ class Keys:
                 found = key
         if found is None or scheme.lower() != "bearer":
             raise ApiError(
-                401, "a valid API key is needed: Authorization: Bearer KEY", "authentication_error",
+                401, "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "authentication_error",
                 code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
         return found

@@ -11,6 +11,7 @@ import msgspec
 from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.serving.answers import Answer, frame, timings_of, usage_of
+from slipstream.serving.chats import Names
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.openai import ChatRequest
 from slipstream.serving.parts import Change, Part, Parts
@@ -18,6 +19,7 @@ from slipstream.serving.parts import Change, Part, Parts
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
 """What errors are called, by status."""
+THINKING = ("enabled", "adaptive", "disabled")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -58,25 +60,35 @@ def as_chat(body: MessagesRequest) -> ChatRequest:
         messages.append({"role": "system", "content": _text(body.system, "system")})
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    thinking = body.thinking or {}
     choice = body.tool_choice or {}
+    parallel = choice.get("disable_parallel_tool_use", False)
+    if not isinstance(parallel, bool):
+        raise bad_request("tool_choice.disable_parallel_tool_use is true or false", "tool_choice")
     return ChatRequest(
         messages=messages, max_tokens=body.max_tokens, stop=body.stop_sequences, stream=body.stream,
         temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, seed=body.seed, timings=body.timings,
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools or ())] or None,
-        tool_choice=_choice(choice), parallel_tool_calls=not choice.get("disable_parallel_tool_use", False),
-        chat_template_kwargs={"enable_thinking": thinking.get("type") != "disabled"} if thinking else None,
+        tool_choice=_choice(body.tool_choice), parallel_tool_calls=not parallel,
+        chat_template_kwargs=_thinking(body.thinking),
         response_format=_response_format(body),
     )  # fmt: skip
 
 
+def names_of(body: MessagesRequest) -> Names:
+    """What this client calls the fields of a chat that say what form its answer has."""
+    named = (body.output_config or {}).get("format") is not None
+    return Names("output_config.format" if named else "output_format", "input_schema")
+
+
 def _response_format(body: MessagesRequest) -> dict[str, Any] | None:
     """The schema that the answer has to keep to, as OpenAI says it."""
-    wanted = (body.output_config or {}).get("format") or body.output_format
+    field, wanted = names_of(body).form, (body.output_config or {}).get("format")
+    if wanted is None:
+        wanted = body.output_format
     if wanted is None:
         return None
     if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
-        raise bad_request("output_config.format is of type json_schema", "output_config.format")
+        raise bad_request(f"{field} is of type json_schema", field)
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.get("schema")}}
 
 
@@ -93,13 +105,15 @@ def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     for block in content:
         match block.get("type"):
             case "text":
-                texts.append(str(block.get("text", "")))
+                texts.append(_of(block, "text", str, where))
             case "tool_result":
-                result = _text(block.get("content") or "", where)
-                results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": result})
+                result = "" if block.get("content") is None else _text(block["content"], f"{where}.content")
+                called = _of(block, "tool_use_id", str, where)
+                results.append({"role": "tool", "tool_call_id": called, "content": result})
             case "tool_use":
-                function = {"name": str(block.get("name", "")), "arguments": block.get("input") or {}}
-                calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
+                name, arguments = _of(block, "name", str, where), _of(block, "input", dict, where)
+                function = {"name": name, "arguments": arguments}
+                calls.append({"id": _of(block, "id", str, where), "type": "function", "function": function})
             case "thinking" | "redacted_thinking":
                 continue  # thoughts of earlier turns are not said again
             case other:
@@ -110,11 +124,20 @@ def _messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return [*results, said] if texts or not results else results
 
 
+def _of(block: Mapping[str, Any], name: str, kind: type[Any], where: str) -> Any:
+    """What a block has to say. Raises ApiError."""
+    value = block.get(name)
+    if not isinstance(value, kind):
+        what = "a text" if kind is str else "an object"
+        raise bad_request(f"{where}: a block of type {block['type']} needs {name}, {what}", f"{where}.{name}")
+    return value
+
+
 def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(b, Mapping) and b.get("type") == "text" for b in content):
-        return "".join(str(block.get("text", "")) for block in content)
+        return "".join(_of(block, "text", str, where) for block in content)
     raise bad_request(f"{where} is a text or blocks of type text", where)
 
 
@@ -125,13 +148,28 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
 
 
-def _choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
+def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
     kind = choice.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind is not None and kind not in CHOICES:
+    if not isinstance(kind, str) or kind not in CHOICES:
         raise bad_request("tool_choice is of type auto, any, tool or none", "tool_choice")
-    return CHOICES.get(str(kind)) if kind is not None else None
+    return CHOICES[kind]
+
+
+def _thinking(thinking: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if thinking is None:
+        return None
+    if thinking.get("type") not in THINKING:
+        raise bad_request(f"thinking is of type {', '.join(THINKING)}", "thinking.type")
+    return {"enable_thinking": thinking["type"] != "disabled"}
+
+
+def is_theirs(path: str) -> bool:
+    """Whether only their clients ask for this path."""
+    return f"{path}/".startswith("/v1/messages/")
 
 
 def error_body(error: ApiError) -> bytes:

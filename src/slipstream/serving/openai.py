@@ -15,7 +15,7 @@ from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving.bodies import object_of
 from slipstream.serving.errors import ApiError, bad_request
-from slipstream.serving.structured import grammar_of
+from slipstream.serving.structured import Form, form_of
 
 MAX_MESSAGES, MAX_STOP_STRINGS, MAX_PROMPTS = 10_000, 64, 64
 MOST_TOKEN = (1 << 31) - 1
@@ -64,13 +64,13 @@ class Common(msgspec.Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    def grammar(self) -> str:
-        """What form the answer must have; empty if any will do. Raises ApiError."""
+    def form(self, called: str = "response_format") -> Form:
+        """What form the answer must have. Clients may have `called` the response_format otherwise. Raises ApiError."""
         guided = {
             "json": self.guided_json, "regex": self.guided_regex, "choice": self.guided_choice,
             "grammar": self.guided_grammar,
         }  # fmt: skip
-        return grammar_of(self.response_format, self.structured_outputs, guided)
+        return form_of(self.response_format, self.structured_outputs, guided, called)
 
 
 class ChatRequest(Common, kw_only=True):
@@ -237,10 +237,12 @@ def _calls(calls: Any, where: str) -> dict[str, Any]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_request(f"{where}.tool_calls[{index}] has no function with a name", f"{where}.tool_calls")
-        arguments = function.get("arguments", {})
+        arguments = {} if function.get("arguments") is None else function["arguments"]
         if isinstance(arguments, str):
             with contextlib.suppress(msgspec.DecodeError, RecursionError):
                 arguments = msgspec.json.decode(arguments)
+        elif not isinstance(arguments, dict):
+            raise bad_request(f"{where}.tool_calls[{index}]: arguments are a text or an object", f"{where}.tool_calls")
         found.append({**call, "function": {**function, "arguments": arguments}})
     return {"tool_calls": found}
 
@@ -318,10 +320,12 @@ def finite(request: Common) -> None:
             raise bad_request(f"{name} must be a finite number", name)
 
 
-def engine_refused(error: UsageError, param: str) -> ApiError:
-    """What the engine itself refuses: a grammar, a setting, or a prompt, which is in the field `param`."""
-    if "grammar" in str(error):
-        return bad_request(str(error), "response_format")
+def engine_refused(error: UsageError, param: str, form: str = "") -> ApiError:
+    """What the engine itself refuses: a grammar, which comes from the field `form`, a setting, or a prompt, which is in
+    the field `param`.
+    """
+    if form and "grammar" in str(error):
+        return bad_request(f"{form}: {error}", form)
     if (setting := _field_of(error)) is not None:
         return bad_request(str(error), setting)
     too_long = " holds " in str(error)  # the context, or the whole cache

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from slipstream import __version__
+from slipstream.serving import openapi_requests
 from slipstream.serving.admin import DeployBody
 from slipstream.serving.embeddings import EmbeddingsRequest
 from slipstream.serving.messages import MessagesRequest
 from slipstream.serving.openai import ChatRequest, CompletionRequest
 from slipstream.serving.openapi_answers import COMPONENTS, content_of
+from slipstream.serving.openapi_shapes import FLAG, TEXT, any_of, open_object, or_null, ref
 from slipstream.serving.responses import ResponsesRequest
 
 BODIES: Mapping[str, tuple[str, type[Any]]] = {
@@ -22,33 +24,8 @@ BODIES: Mapping[str, tuple[str, type[Any]]] = {
     "/v1/messages": ("A message, as Anthropic's clients ask for it.", MessagesRequest),
     "/v1/embeddings": ("Texts as vectors.", EmbeddingsRequest),
 }
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-_MESSAGES = {"type": "array", "items": {"type": "object"}, "minItems": 1}
-_PROMPTS = {"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, {"type": "array", "items": _TOKENS, "minItems": 1}]}
-NEEDED: Mapping[str, tuple[str, Any]] = {
-    "ChatRequest": ("messages", _MESSAGES), "CompletionRequest": ("prompt", _PROMPTS),
-    "MessagesRequest": ("messages", _MESSAGES), "EmbeddingsRequest": ("input", _PROMPTS),
-    "ResponsesRequest": ("input", {"anyOf": [{"type": "string"}, _MESSAGES]}),
-}  # fmt: skip
-"""What each body cannot do without. The types that are read let more through, so that errors can say more."""
-OBJECTS: Mapping[str, tuple[str, Any]] = {
-    "/v1/messages/count_tokens": (
-        "How many tokens a message's prompt has.",
-        {"type": "object", "properties": {"messages": _MESSAGES}, "required": ["messages"]},
-    ),
-    "/tokenize": (
-        "A text or messages as token ids.",
-        {
-            "type": "object", "properties": {"prompt": {"type": "string"}, "messages": _MESSAGES},
-            "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
-        },
-    ),
-    "/detokenize": (
-        "Token ids as text.",
-        {"type": "object", "properties": {"tokens": {**_TOKENS, "minItems": 0}}, "required": ["tokens"]},
-    ),
-}  # fmt: skip
+LESS = "CountTokensRequest"
+"""A message that is only counted: the same, but without what its answer needs."""
 LOOKS = {
     "/v1/models": "The one model.", "/metrics": "Prometheus's text.", "/explain": "Where users' time goes.",
     "/version": "The program's version.", "/health": "Whether it is well.", "/openapi.json": "This document.",
@@ -61,18 +38,27 @@ STATUSES = {
 }  # fmt: skip
 
 
-def document() -> dict[str, Any]:
-    """The document as an object."""
+def document(served_name: str | None = None, vocabulary: int | None = None) -> dict[str, Any]:
+    """The document as an object, for a server of this model, with token ids below this."""
     types = [kind for _, kind in BODIES.values()] + [DeployBody]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_path = dict(zip([*BODIES, "/admin/drafter"], schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, (what, _) in BODIES.items():
         paths[path] = {"post": _operation(what, by_path[path])}
-    for name, (field, shape) in NEEDED.items():
-        components[name]["properties"][field] = shape
-        components[name]["required"] = sorted({*components[name].get("required", ()), field})
-    for path, (what, body) in OBJECTS.items():
+    for name, shown in openapi_requests.fields(served_name, vocabulary).items():
+        _say_more(components[name], shown, openapi_requests.NEEDED[name])
+    counted = components["MessagesRequest"]
+    components[LESS] = counted | {"required": sorted({*counted["required"]} - {"max_tokens"})}
+    chat = {name: components["ChatRequest"]["properties"][name] for name in openapi_requests.SHOWN}
+    chatting = open_object({}, chat) | {"required": ["messages"]}
+    prompt = open_object({"prompt": TEXT}, {"add_special_tokens": FLAG})
+    tokens = openapi_requests.tokens_of(vocabulary) | {"minItems": 0}
+    for path, what, body in (
+        ("/v1/messages/count_tokens", "How many tokens a message's prompt has.", ref(LESS)),
+        ("/tokenize", "A text or messages as token ids.", any_of(prompt, chatting)),
+        ("/detokenize", "Token ids as text.", open_object({"tokens": tokens})),
+    ):
         paths[path] = {"post": _operation(what, body)}
     for path, what in LOOKS.items():
         paths[path] = {"get": _operation(what)}
@@ -97,7 +83,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "Slipstream", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": components | dict(COMPONENTS),
+            "schemas": components | dict(openapi_requests.SHAPES) | dict(COMPONENTS),
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -105,6 +91,14 @@ def document() -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"x-api-key": []}],
     }
+
+
+def _say_more(component: dict[str, Any], shown: openapi_requests.Fields, needed: str) -> None:
+    """Put what is known of its fields into the schema of a type."""
+    properties = component["properties"]
+    required = component["required"] = sorted({*component.get("required", ()), needed})
+    for field, shape in shown.items():
+        properties[field] = shape if field in required else properties[field] | or_null(shape)
 
 
 def _operation(what: str, body: Any = None) -> dict[str, Any]:

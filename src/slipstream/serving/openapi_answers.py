@@ -5,152 +5,140 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Schema = dict[str, Any]
+from slipstream.serving.openapi_shapes import (
+    ANY,
+    COUNT,
+    FLAG,
+    NUMBER,
+    OPEN,
+    TEXT,
+    Schema,
+    closed_object,
+    list_of,
+    one_of,
+    or_null,
+    ref,
+)  # fmt: skip
 
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_NUMBER: Schema = {"type": "number"}
-_FLAG: Schema = {"type": "boolean"}
-_ANY: Schema = {}
-_OPEN: Schema = {"type": "object"}
-
-
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _one_of(*values: str) -> Schema:
-    return {"type": "string", "enum": list(values)}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(fields: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """An object with all of `fields`, perhaps `optional` ones, and nothing else."""
-    return {
-        "type": "object", "properties": {**fields, **(optional or {})}, "required": sorted(fields),
-        "additionalProperties": False,
-    }  # fmt: skip
-
-
-_TOP = _object({"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)})
-_CHAT_LOGPROBS = _object(
+_TOP = closed_object({"token": TEXT, "logprob": NUMBER, "bytes": list_of(COUNT)})
+_CHAT_LOGPROBS = closed_object(
     {
-        "content": _list(
-            _object({"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT), "top_logprobs": _list(_TOP)})
+        "content": list_of(
+            closed_object({"token": TEXT, "logprob": NUMBER, "bytes": list_of(COUNT), "top_logprobs": list_of(_TOP)})
         )
     }
 )
-_COMPLETION_LOGPROBS = _object({
-    "tokens": _list(_TEXT), "token_logprobs": _list(_NUMBER), "top_logprobs": _list(_OPEN), "text_offset": _list(_COUNT)
+_COMPLETION_LOGPROBS = closed_object({
+    "tokens": list_of(TEXT), "token_logprobs": list_of(NUMBER), "top_logprobs": list_of(OPEN),
+    "text_offset": list_of(COUNT),
 })  # fmt: skip
-_CALL = _object(
-    {"id": _TEXT, "type": _one_of("function"), "function": _object({"name": _TEXT, "arguments": _TEXT})}
+_CALL = closed_object(
+    {"id": TEXT, "type": one_of("function"), "function": closed_object({"name": TEXT, "arguments": TEXT})}
 )  # fmt: skip
-_MESSAGE = _object(
-    {"role": _one_of("assistant"), "content": _or_null(_TEXT), "refusal": _or_null(_TEXT)},
-    {"reasoning_content": _TEXT, "reasoning": _TEXT, "tool_calls": _list(_CALL)},
+_MESSAGE = closed_object(
+    {"role": one_of("assistant"), "content": or_null(TEXT), "refusal": or_null(TEXT)},
+    {"reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": list_of(_CALL)},
 )
 _STOP: Schema = {"type": ["string", "integer", "null"]}
-_USAGE = _object({
-    "prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT,
-    "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-    "completion_tokens_details": _object({
-        "accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT, "reasoning_tokens": _COUNT
+_USAGE = closed_object({
+    "prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT,
+    "prompt_tokens_details": closed_object({"cached_tokens": COUNT}),
+    "completion_tokens_details": closed_object({
+        "accepted_prediction_tokens": COUNT, "rejected_prediction_tokens": COUNT, "reasoning_tokens": COUNT
     }),
 })  # fmt: skip
 
 
 def _answer(kind: str, choice: Schema) -> Schema:
     """One of OpenAI's first two protocols."""
-    head = {"id": _TEXT, "object": _one_of(kind), "created": _COUNT, "model": _TEXT}
-    return _object({**head, "choices": _list(choice), "usage": _ref("Usage")}, {"timings": _list(_OPEN)})
+    head = {"id": TEXT, "object": one_of(kind), "created": COUNT, "model": TEXT}
+    return closed_object({**head, "choices": list_of(choice), "usage": ref("Usage")}, {"timings": list_of(OPEN)})
 
 
-_CHAT_CHOICE = _object({
-    "index": _COUNT, "message": _MESSAGE, "logprobs": _or_null(_CHAT_LOGPROBS),
-    "finish_reason": _one_of("stop", "length", "tool_calls"), "stop_reason": _STOP,
+_CHAT_CHOICE = closed_object({
+    "index": COUNT, "message": _MESSAGE, "logprobs": or_null(_CHAT_LOGPROBS),
+    "finish_reason": one_of("stop", "length", "tool_calls"), "stop_reason": _STOP,
 })  # fmt: skip
-_COMPLETION_CHOICE = _object({
-    "index": _COUNT, "text": _TEXT, "logprobs": _or_null(_COMPLETION_LOGPROBS),
-    "finish_reason": _one_of("stop", "length"), "stop_reason": _STOP,
+_COMPLETION_CHOICE = closed_object({
+    "index": COUNT, "text": TEXT, "logprobs": or_null(_COMPLETION_LOGPROBS),
+    "finish_reason": one_of("stop", "length"), "stop_reason": _STOP,
 })  # fmt: skip
-_OUTPUT_TEXT = _object({
-    "type": _one_of("output_text"), "text": _TEXT, "annotations": _list(_ANY), "logprobs": _list(_ANY)
+_OUTPUT_TEXT = closed_object({
+    "type": one_of("output_text"), "text": TEXT, "annotations": list_of(ANY), "logprobs": list_of(ANY)
 })  # fmt: skip
-_REASONING_TEXT = _object({"type": _one_of("reasoning_text"), "text": _TEXT})
+_REASONING_TEXT = closed_object({"type": one_of("reasoning_text"), "text": TEXT})
 _ITEM: Schema = {"anyOf": [
-    _object({"id": _TEXT, "status": _TEXT, "type": _one_of("message"), "role": _one_of("assistant"),
-             "content": _list(_OUTPUT_TEXT)}),
-    _object({"id": _TEXT, "status": _TEXT, "type": _one_of("reasoning"), "summary": _list(_ANY),
-             "content": _list(_REASONING_TEXT)}),
-    _object({"id": _TEXT, "status": _TEXT, "type": _one_of("function_call"), "call_id": _TEXT, "name": _TEXT,
-             "arguments": _TEXT}),
+    closed_object({"id": TEXT, "status": TEXT, "type": one_of("message"), "role": one_of("assistant"),
+             "content": list_of(_OUTPUT_TEXT)}),
+    closed_object({"id": TEXT, "status": TEXT, "type": one_of("reasoning"), "summary": list_of(ANY),
+             "content": list_of(_REASONING_TEXT)}),
+    closed_object({"id": TEXT, "status": TEXT, "type": one_of("function_call"), "call_id": TEXT, "name": TEXT,
+             "arguments": TEXT}),
 ]}  # fmt: skip
-_RESPONSE_USAGE = _object({
-    "input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT,
-    "input_tokens_details": _object({"cached_tokens": _COUNT}),
-    "output_tokens_details": _object({"reasoning_tokens": _COUNT}),
+_RESPONSE_USAGE = closed_object({
+    "input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT,
+    "input_tokens_details": closed_object({"cached_tokens": COUNT}),
+    "output_tokens_details": closed_object({"reasoning_tokens": COUNT}),
 })  # fmt: skip
 _BLOCK: Schema = {"anyOf": [
-    _object({"type": _one_of("text"), "text": _TEXT}),
-    _object({"type": _one_of("thinking"), "thinking": _TEXT, "signature": _TEXT}),
-    _object({"type": _one_of("tool_use"), "id": _TEXT, "name": _TEXT, "input": _OPEN}),
+    closed_object({"type": one_of("text"), "text": TEXT}),
+    closed_object({"type": one_of("thinking"), "thinking": TEXT, "signature": TEXT}),
+    closed_object({"type": one_of("tool_use"), "id": TEXT, "name": TEXT, "input": OPEN}),
 ]}  # fmt: skip
-_CARD = _object(
-    {"id": _TEXT, "object": _one_of("model"), "owned_by": _TEXT, "created": _COUNT},
-    {"max_model_len": _COUNT, "numerics": _TEXT, "kv_cache_dtype": _TEXT, "weight_bytes": _COUNT,
-     "ceiling_tok_s": _or_null(_NUMBER)},
+_CARD = closed_object(
+    {"id": TEXT, "object": one_of("model"), "owned_by": TEXT, "created": COUNT},
+    {"max_model_len": COUNT, "numerics": TEXT, "kv_cache_dtype": TEXT, "weight_bytes": COUNT,
+     "ceiling_tok_s": or_null(NUMBER)},
 )  # fmt: skip
-_DRAFTER_ROW = _object({"drafter": _TEXT, "tag": _TEXT, "verifications": _COUNT, "tau": _NUMBER})
+_DRAFTER_ROW = closed_object({"drafter": TEXT, "tag": TEXT, "verifications": COUNT, "tau": NUMBER})
 
 COMPONENTS: Mapping[str, Schema] = {
     "Usage": _USAGE,
     "ChatCompletion": _answer("chat.completion", _CHAT_CHOICE),
     "TextCompletion": _answer("text_completion", _COMPLETION_CHOICE),
-    "Response": _object({
-        "id": _TEXT, "object": _one_of("response"), "created_at": _COUNT, "model": _TEXT, "error": _or_null(_OPEN),
-        "status": _one_of("completed", "incomplete"), "output": _list(_ITEM), "usage": _RESPONSE_USAGE,
-        "incomplete_details": _or_null(_object({"reason": _TEXT})), "instructions": _or_null(_TEXT),
-        "max_output_tokens": _or_null(_COUNT), "parallel_tool_calls": _FLAG, "previous_response_id": _or_null(_TEXT),
-        "reasoning": _OPEN, "store": _FLAG, "temperature": _NUMBER, "text": _OPEN, "tool_choice": _ANY,
-        "tools": _list(_OPEN), "top_p": _NUMBER, "truncation": _TEXT, "metadata": _OPEN, "user": _or_null(_TEXT),
-    }, {"timings": _list(_OPEN)}),
-    "Deleted": _object({"id": _TEXT, "object": _one_of("response"), "deleted": _FLAG}),
-    "Message": _object({
-        "id": _TEXT, "type": _one_of("message"), "role": _one_of("assistant"), "model": _TEXT, "content": _list(_BLOCK),
-        "stop_reason": _one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"),
-        "stop_sequence": _or_null(_TEXT), "usage": _object({
-            "input_tokens": _COUNT, "cache_read_input_tokens": _COUNT, "cache_creation_input_tokens": _COUNT,
-            "output_tokens": _COUNT,
+    "Response": closed_object({
+        "id": TEXT, "object": one_of("response"), "created_at": COUNT, "model": TEXT, "error": or_null(OPEN),
+        "status": one_of("completed", "incomplete"), "output": list_of(_ITEM), "usage": _RESPONSE_USAGE,
+        "incomplete_details": or_null(closed_object({"reason": TEXT})), "instructions": or_null(TEXT),
+        "max_output_tokens": or_null(COUNT), "parallel_tool_calls": FLAG, "previous_response_id": or_null(TEXT),
+        "reasoning": OPEN, "store": FLAG, "temperature": NUMBER, "text": OPEN, "tool_choice": ANY,
+        "tools": list_of(OPEN), "top_p": NUMBER, "truncation": TEXT, "metadata": OPEN, "user": or_null(TEXT),
+    }, {"timings": list_of(OPEN)}),
+    "Deleted": closed_object({"id": TEXT, "object": one_of("response"), "deleted": FLAG}),
+    "Message": closed_object({
+        "id": TEXT, "type": one_of("message"), "role": one_of("assistant"), "model": TEXT, "content": list_of(_BLOCK),
+        "stop_reason": one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"),
+        "stop_sequence": or_null(TEXT), "usage": closed_object({
+            "input_tokens": COUNT, "cache_read_input_tokens": COUNT, "cache_creation_input_tokens": COUNT,
+            "output_tokens": COUNT,
         }),
-    }, {"timings": _list(_OPEN)}),
-    "Embeddings": _object({
-        "object": _one_of("list"), "model": _TEXT,
-        "data": _list(_object({
-            "object": _one_of("embedding"), "index": _COUNT, "embedding": {"anyOf": [_TEXT, _list(_NUMBER)]}
+    }, {"timings": list_of(OPEN)}),
+    "Embeddings": closed_object({
+        "object": one_of("list"), "model": TEXT,
+        "data": list_of(closed_object({
+            "object": one_of("embedding"), "index": COUNT, "embedding": {"anyOf": [TEXT, list_of(NUMBER)]}
         })),
-        "usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        "usage": closed_object({"prompt_tokens": COUNT, "total_tokens": COUNT}),
     }),
     "Model": _CARD,
-    "Models": _object({"object": _one_of("list"), "data": _list(_ref("Model"))}),
-    "Tokens": _object({"tokens": _list(_COUNT), "count": _COUNT, "max_model_len": _or_null(_COUNT)}),
-    "Text": _object({"prompt": _TEXT}),
-    "TokenCount": _object({"input_tokens": _COUNT}),
-    "Version": _object({"version": _TEXT}),
-    "Health": _object({"status": _TEXT}),
+    "Models": closed_object({"object": one_of("list"), "data": list_of(ref("Model"))}),
+    "Tokens": closed_object({"tokens": list_of(COUNT), "count": COUNT, "max_model_len": or_null(COUNT)}),
+    "Text": closed_object({"prompt": TEXT}),
+    "TokenCount": closed_object({"input_tokens": COUNT}),
+    "Version": closed_object({"version": TEXT}),
+    "Health": closed_object({"status": TEXT}),
     "Explained": {"type": "object", "required": ["model", "parts"]},
-    "Drafters": _object({"rollout": _or_null(_OPEN), "drafters": _list(_DRAFTER_ROW)}, {"warnings": _list(_TEXT)}),
-    "Error": _object({"error": _object({
-        "message": _TEXT, "type": _TEXT, "param": _or_null(_TEXT), "code": _or_null(_TEXT)
+    "Drafters": closed_object(
+        {
+            "present": or_null(TEXT), "kv_cache_dtype": TEXT, "quantization": TEXT, "rollout": or_null(OPEN),
+            "drafters": list_of(_DRAFTER_ROW),
+        },
+        {"warnings": list_of(TEXT)},
+    ),
+    "Error": closed_object({"error": closed_object({
+        "message": TEXT, "type": TEXT, "param": or_null(TEXT), "code": or_null(TEXT)
     })}),
-    "MessagesError": _object({"type": _one_of("error"), "error": _object({"type": _TEXT, "message": _TEXT})}),
+    "MessagesError": closed_object({"type": one_of("error"), "error": closed_object({"type": TEXT, "message": TEXT})}),
 }  # fmt: skip
 """Schemas by name."""
 
@@ -172,15 +160,15 @@ def content_of(method: str, path: str, status: str) -> dict[str, Any]:
     """The `content` of an answer in the document."""
     if status != "200":
         if (path, status) == ("/health", "503"):
-            return {"application/json": {"schema": _ref("Health")}}
+            return {"application/json": {"schema": ref("Health")}}
         error = "MessagesError" if path.startswith("/v1/messages") else "Error"
-        return {"application/json": {"schema": _ref(error)}}
+        return {"application/json": {"schema": ref(error)}}
     if path == "/metrics":
-        return {"text/plain": {"schema": _TEXT}}
+        return {"text/plain": {"schema": TEXT}}
     name = ANSWERS.get((method, path))
     if name is None:
-        return {"application/json": {"schema": _OPEN}}
-    content = {"application/json": {"schema": _ref(name)}}
+        return {"application/json": {"schema": OPEN}}
+    content = {"application/json": {"schema": ref(name)}}
     if method == "post" and name in STREAMED:
-        content["text/event-stream"] = {"schema": _object({"data": _TEXT}, {"event": _TEXT})}
+        content["text/event-stream"] = {"schema": closed_object({"data": TEXT}, {"event": TEXT})}
     return content

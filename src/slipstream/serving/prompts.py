@@ -102,13 +102,13 @@ class Prompts:
         info = self._client.info
         if not tokens:
             raise bad_request(f"{field} has no tokens", field)
-        if info is not None and not all(0 <= token < info.vocabulary for token in tokens):
-            raise bad_request(f"{field} has a token that is not from 0 to {info.vocabulary - 1}", field)
         if info is not None and len(tokens) >= info.max_len:
             raise ApiError(
                 400, f"the prompt has {len(tokens)} tokens, the context holds {info.max_len}", param=field,
                 code="context_length_exceeded",
             )  # fmt: skip
+        if info is not None and not all(0 <= token < info.vocabulary for token in tokens):
+            raise bad_request(f"{field} has a token that is not from 0 to {info.vocabulary - 1}", field)
 
 
 def surrogate_free(text: str, param: str) -> None:

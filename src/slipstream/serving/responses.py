@@ -17,7 +17,7 @@ from slipstream.engine.messages import RequestTimings
 from slipstream.engine.output import Chunk
 from slipstream.serving import openai
 from slipstream.serving.answers import Answer, frame, timings_of
-from slipstream.serving.chats import Chats
+from slipstream.serving.chats import Chats, Names
 from slipstream.serving.errors import ApiError, bad_request
 from slipstream.serving.exchange import Exchange, Wanted
 from slipstream.serving.keys import Key
@@ -78,14 +78,16 @@ class Responses:
                 raise bad_request(f"{name} is not supported", name)
         messages = self._before(key, body.previous_response_id) + messages_of(body.input)
         chat_request = _as_chat(body, messages)
-        chat = await self._chats.prepare(chat_request)
+        named = (body.text or {}).get("format") is not None
+        names = Names("text.format" if named else "response_format", "parameters")
+        chat = await self._chats.prepare(chat_request, names)
         answer = ResponsesAnswer(
             f"resp_{uuid.uuid4().hex}", self._served_name, self._chats.prompts.tokenizer, 1, chat.reading
         )  # fmt: skip
         answer.asked = _echoed(body)
         if body.store is not False:
             answer.ended = lambda report, said: self._keep(key, [*messages, *said], report)
-        wanted = Wanted.by(body, request, [(chat.tokens, chat.params)])
+        wanted = Wanted.by(body, request, [(chat.tokens, chat.params)], chat.form)
         return await self._exchange.run(request, key, wanted, answer)
 
     def find(self, key: Key, name: str) -> dict[str, Any]:
@@ -126,14 +128,14 @@ def messages_of(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             case "message":
                 messages.append({"role": item.get("role"), "content": _text(item.get("content"), where)})
             case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-                call = {"id": item.get("call_id") or "", "type": "function", "function": function}
+                function = {"name": item.get("name"), "arguments": _word(item, "arguments", where) or "{}"}
+                call = {"id": _word(item, "call_id", where), "type": "function", "function": function}
                 if not messages or "tool_calls" not in messages[-1]:
                     messages.append({"role": "assistant", "content": "", "tool_calls": []})
                 messages[-1]["tool_calls"].append(call)
             case "function_call_output":
                 said = _text(item.get("output"), where)
-                messages.append({"role": "tool", "tool_call_id": item.get("call_id") or "", "content": said})
+                messages.append({"role": "tool", "tool_call_id": _word(item, "call_id", where), "content": said})
             case "reasoning":
                 continue  # thoughts of earlier turns are not said again
             case other:
@@ -145,8 +147,18 @@ def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") in TEXTS for p in content):
-        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+        texts = [part.get("refusal" if part["type"] == "refusal" else "text") for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(texts)
     raise bad_request(f"{where}: content is a text, or parts of text", where)
+
+
+def _word(item: Mapping[str, Any], name: str, where: str) -> str:
+    """A field that may be missing. Raises ApiError for one that is no text."""
+    value = item.get(name)
+    if value is not None and not isinstance(value, str):
+        raise bad_request(f"{where}.{name} is a text", f"{where}.{name}")
+    return value or ""
 
 
 def _as_chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> openai.ChatRequest:
@@ -154,7 +166,10 @@ def _as_chat(body: ResponsesRequest, messages: list[dict[str, Any]]) -> openai.C
         messages = [{"role": "system", "content": body.instructions}, *messages]
     common = {name: getattr(body, name) for name in openai.Common.__struct_fields__}
     common["max_tokens"] = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-    common["response_format"] = (body.text or {}).get("format") or body.response_format
+    form = (body.text or {}).get("format")
+    if not isinstance(form, dict | None):
+        raise bad_request("text.format is an object", "text.format")
+    common["response_format"] = body.response_format if form is None else form
     effort = (body.reasoning or {}).get("effort")
     if effort is not None and not isinstance(effort, str):
         raise bad_request("reasoning.effort is a word", "reasoning")

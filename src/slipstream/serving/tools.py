@@ -74,6 +74,11 @@ class Toolbox:
             raise bad_request(f"tools: {error}", "tools") from error
         return ""
 
+    def held_by(self, parameters: str) -> str:
+        """The field that a grammar comes from: the `parameters` of one tool, or the tools."""
+        held = [n for n, tool in enumerate(self.tools) if (self.must or tool.strict) and self.only in (None, tool.name)]
+        return f"tools[{held[0]}].{parameters}" if len(held) == 1 else "tools"
+
     def shown(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Special tokens that calls are found by."""
         return tuple(tokenizer.special[name] for name in self.format.shown if name in tokenizer.special)
@@ -127,7 +132,12 @@ def _tool(tool: Any, where: str) -> Tool:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise bad_request(f"{where}: parameters are a JSON schema", f"{where}.parameters")
-    return Tool(name, str(function.get("description") or ""), parameters, function.get("strict") is True)
+    description, strict = function.get("description"), function.get("strict")
+    if not isinstance(description, str | None):
+        raise bad_request(f"{where}: a description is a text", f"{where}.description")
+    if not isinstance(strict, bool | None):
+        raise bad_request(f"{where}: strict is true or false", f"{where}.strict")
+    return Tool(name, description or "", parameters, strict is True)
 
 
 def _chosen(choice: Any, names: Sequence[str]) -> str:
