@@ -24,7 +24,14 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CONTEXT = 512
 
 
-def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0, says: str = "") -> None:
+def write_tiny_gguf(
+    path: Path,
+    hidden: int = 64,
+    layers: int = 2,
+    seed: int = 0,
+    says: str = "",
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0,
+) -> None:
     """A random Llama whose vocabulary is the 256 bytes and three special tokens.
 
     With `says` that is one more token, and no chance: it says this after whatever it is asked, and ends.
@@ -49,7 +56,6 @@ def write_tiny_gguf(path: Path, hidden: int = 64, layers: int = 2, seed: int = 0
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)
     writer.add_chat_template(TEMPLATE)
-    kind = gguf.GGMLQuantizationType.Q8_0
 
     def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
         values = (gain * rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)

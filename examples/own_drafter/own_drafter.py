@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -17,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.machine import described
+
 SYSTEM = "You are a patient maths tutor. Solve the problem step by step and end with the answer."
 MODEL = "smollm2-135m"
+FIGURE = "own-drafter.svg"
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Example:
         for prompts in sorted(self.data.glob("foreign-*.jsonl")):
             traffic = self.traffic(prompts.stem, sizes.later_tokens // 2)
             reports[prompts.stem] = self.measure(prompts.stem, traffic, own, mixed, "--everything")
+        records = [part for name in reports for part in ("--record", self.out / f"eval-{name}.json")]
+        self.slipstream("figure", "drafter", "figure", "--out", self.out / FIGURE, *records)
         return {"seconds": self.seconds, "reports": reports}
 
 
@@ -113,13 +119,14 @@ def main() -> None:
     begun = time.monotonic()
     found = Example(arguments.data, arguments.out, arguments.model, SMALL if arguments.small else FULL).run()
     found["minutes"] = (time.monotonic() - begun) / 60.0
+    found = described({}) | {"command": shlex.join(["python", *sys.argv])} | found
     (arguments.out / "summary.json").write_text(json.dumps(found, indent=1) + "\n")
     for name, report in found["reports"].items():
         print(f"\n{name}")
         for drafter, served in report["served"]["contenders"].items():
             tau = report["replayed"].get(drafter, {}).get("", {}).get("tau", 1.0)
             print(f"  {drafter:10} tau {tau:.2f}   {served['tok_s']:.0f} tokens/s   S {served['speedup']:.2f}")
-    print(f"\n{found['minutes']:.1f} minutes in all; figures: {arguments.out}/eval-*.svg")
+    print(f"\n{found['minutes']:.1f} minutes in all; figure: {arguments.out / FIGURE}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ def test_from_prompts_to_figures(smollm: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((out / "summary.json").read_text())
+    assert summary["command"] == " ".join(["python", *command[1:]])
+    assert summary["machine"]["cores"] > 0
+    assert {"version", "date"} <= summary.keys()
     assert summary["reports"].keys() == {"maths-later", "foreign-tale"}
     for name, report in summary["reports"].items():
         assert report["served"]["identical"], name
@@ -42,6 +45,8 @@ def test_from_prompts_to_figures(smollm: Path, tmp_path: Path) -> None:
         }  # fmt: skip
         assert report["leaks"] == []
         assert (out / f"eval-{name}.svg").exists()
+    figure = (out / "own-drafter.svg").read_text()
+    assert all(f">{name}: tau, K = 5<" in figure for name in summary["reports"])
     taus = {name: entry[""]["tau"] for name, entry in summary["reports"]["maths-later"]["replayed"].items()}
     assert taus["own"] > 1.0
     again = subprocess.run(command, capture_output=True, text=True, timeout=560)

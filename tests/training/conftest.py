@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import gguf
 import pytest
 
 from slipstream.engine import Engine, LoadOptions, load_model
@@ -14,6 +15,7 @@ from slipstream.speculation.card import fingerprint_of
 from slipstream.training.records import Record
 from slipstream.training.store import TrafficStore
 from slipstream.weights.open import open_checkpoint
+from tests.conftest import write_tiny_gguf
 from tests.engine.test_jitter import collect
 
 ANSWERS, LENGTH = 60, 48
@@ -22,6 +24,14 @@ ANSWERS, LENGTH = 60, 48
 @pytest.fixture(scope="session")
 def tiny_fingerprint(tiny_gguf: Path) -> str:
     return fingerprint(tiny_gguf)
+
+
+@pytest.fixture(scope="session")
+def tiny_floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with weights that can be quantised."""
+    path = tmp_path_factory.mktemp("floats") / "tiny.gguf"
+    write_tiny_gguf(path, kind=gguf.GGMLQuantizationType.BF16)
+    return path
 
 
 @pytest.fixture(scope="session")

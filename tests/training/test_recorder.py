@@ -188,7 +188,7 @@ def test_what_was_served_is_recorded(server: Server, traffic: Path) -> None:
     assert len(completion.prompt) == first["usage"]["prompt_tokens"]
     assert sum(completion.steps) == 60
     assert max(completion.steps) > 1  # drafts were accepted
-    assert completion.settings == {"temperature": 0.0}
+    assert completion.settings == {"temperature": 0.0, "ignore_eos": 1.0}
     assert completion.key == "key-1"
     assert len(completion.target) == 32
     choices = [r for r in records if r.request != first["id"]]

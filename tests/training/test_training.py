@@ -394,6 +394,6 @@ def test_the_card_says_nothing_of_what_was_said(tiny_gguf: Path, tiny_traffic: P
     curve = card.pop("curve")
     assert set(curve) == {"tokens", "seconds", "loss", "tau", "acceptance"}
     lists = {name: value for name, value in card.items() if isinstance(value, list)}
-    assert lists.keys() == {"tags", "taps", "acceptance_by_position"}
+    assert lists.keys() == {"tags", "taps", "acceptance_by_position", "sizes"}
     tables = [value for value in card.values() if isinstance(value, dict)]
     assert not any(isinstance(value, list) for table in tables for value in table.values())

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.drafter_deploy import _renew
-from slipstream.errors import SlipstreamError
+from slipstream.cli.drafter_deploy import Retraining, _renew
+from slipstream.errors import SlipstreamError, UsageError
+from slipstream.speculation.dspark_model import read_dspark
 from slipstream.training import idle
 from slipstream.training.drift import drift
 from slipstream.training.idle import run_when_idle
 from slipstream.training.remote import Server
+from slipstream.weights.open import open_checkpoint
+from tests.speculation.folders import dspark_folder, eagle3_folder
 
 
 def served(tag: str, chance: float, rng: random.Random) -> tuple[str, list[int]]:
@@ -103,21 +106,68 @@ def test_a_command_that_fails_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tau", "low", "status", "deployed"), [(2.0, 1.9, 0, True), (2.0, 1.4, 0, False), (2.0, 1.9, 1, False)]
+    ("low", "present", "status", "deployed"),
+    [(1.9, 1.7, 0, True), (1.4, 1.2, 0, False), (1.9, 1.95, 0, False), (1.9, None, 0, True), (1.9, 1.7, 1, False)],
 )
 def test_only_what_is_surely_better_is_deployed(
-    tau: float, low: float, status: int, deployed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    low: float, present: float | None, status: int, deployed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
-    asked: list[Any] = []
+    """Better than drafting from text, and than the drafter at work, which it is measured beside."""
+    folder, asked, commands = tmp_path / "mine", list[Any](), list[list[str]]()
     folder.mkdir()
     replayed = {
-        "mine": {"": {"tau": tau, "interval": [low, 2.1]}},
+        "mine": {"": {"tau": 2.0, "interval": [low, 2.1]}},
         "suffix": {"": {"tau": 1.5, "interval": [1.4, 1.6]}},
     }
+    if present is not None:
+        replayed["present"] = {"": {"tau": present, "interval": [1.0, 3.0]}}
     (folder / "eval.json").write_text(json.dumps({"replayed": replayed}))
-    monkeypatch.setattr(idle, "run_when_idle", lambda command, busy: (status, idle.Spent()))
-    at = Server("http://nowhere")
+
+    def ran(command: list[str], busy: Any) -> tuple[int, idle.Spent]:
+        commands.append(command[4:])
+        return status, idle.Spent()
+
+    monkeypatch.setattr(idle, "run_when_idle", ran)
     monkeypatch.setattr(Server, "deploy", lambda self, *arguments, auto: asked.append((arguments, auto)))
-    _renew(at, "model", tmp_path / "traffic.db", folder, "1m")
+    how = Retraining(("--quantization", "int4"), ("--kind", "dspark"), "at/present" if present is not None else None)
+    _renew(Server("http://nowhere"), "model", tmp_path / "traffic.db", folder, "1m", how)
     assert asked == ([((str(folder), "shadow", 0.1), True)] if deployed else [])
+    train, *measured = commands
+    assert train[0] == "train"
+    assert "--kind dspark" in " ".join(train)
+    assert len(measured) == (not status)
+    for command in commands:
+        assert "--quantization int4" in " ".join(command)
+    for command in measured:
+        assert command[0] == "eval"
+        assert ("--against at/present" in " ".join(command)) == (present is not None)
+
+
+def test_a_successor_is_as_the_drafter_at_work(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = {"kv_cache_dtype": "int8", "quantization": "int4"}
+    eagle, dspark = str(eagle3_folder(tmp_path / "eagle")), str(dspark_folder(tmp_path / "dspark"))
+    layers = str(read_dspark(open_checkpoint(Path(dspark)), 2, 64).layers)
+
+    def like(present: str | None, kind: str = "", layers: int | None = None, taps: str = "") -> Retraining:
+        return Retraining.like(served | {"present": present}, str(tiny_gguf), kind, layers, taps)
+
+    taps = ("--taps", "0,1,2")
+    assert like(eagle).flags == ("--kind", "eagle3", *taps)
+    assert like(eagle).present == eagle
+    assert like(eagle).target == ("--kv-cache-dtype", "int8", "--quantization", "int4")
+    assert like(dspark).flags == ("--kind", "dspark", *taps, "--layers", layers)
+    assert like(dspark, "eagle3").flags == like(eagle).flags
+    assert like(dspark, layers=5).flags == ("--kind", "dspark", *taps, "--layers", "5")
+    assert like(eagle, "dspark", 1, "0,1,2").flags == ("--kind", "dspark", *taps, "--layers", "1")
+    assert like(None).flags == ("--kind", "eagle3")
+    assert like(None, taps="1,2").flags == ("--kind", "eagle3", "--taps", "1,2", "--layout", "speculators")
+    assert (like("/no/such/folder").flags, like("/no/such/folder").present) == (("--kind", "eagle3"), None)
+    assert "not on this machine" in capsys.readouterr().err
+    for present, kind, count, told, problem in (
+        (eagle, "", None, "0,2", "must read the same"), (eagle, "", 2, "", "for a DSpark drafter"),
+        (None, "", None, "a", "numbers with commas"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=problem):
+            like(present, kind, count, told)

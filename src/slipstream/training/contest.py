@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from slipstream.training.dataset import Example, examples_of
 from slipstream.training.evaluate import Contender, Progress, costs, leaks, pooled, replayed_tau, served_in_turns
 from slipstream.training.features import FeatureSource
 from slipstream.training.figures import WIDTH, Bar, bars, image
+from slipstream.training.records import restricted
 from slipstream.training.replay import LANES, replay
 from slipstream.training.store import TrafficStore, Which
 from slipstream.weights.open import open_checkpoint
@@ -81,10 +82,13 @@ def contest(
     limit: int,
     serve_limit: int,
     draft_len: int,
-    threads: int | None,
+    target: LoadOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Plain decoding, n-gram, suffix, and the drafters in `folders`; these have suffix beside them when served."""
+    """Plain decoding, n-gram, suffix, and the drafters in `folders`; these have suffix beside them when served.
+
+    `target` says how the target is served: threads, precision of its weights and its cache.
+    """
     checkpoint = open_checkpoint(resolve(reference))
     config = read_config(checkpoint)
     opened = [Folder.open(folder, config) for folder in folders]
@@ -95,7 +99,7 @@ def contest(
     earlier, examples = held.examples(fingerprint, min(config.context, LoadOptions().max_rows * 8))
     examples = examples[-limit:]
     longest = max(len(example.tokens) for example in (*examples, *earlier)) + 64
-    options = LoadOptions(max_len=min(longest, config.context), threads=threads, sequences=LANES, taps=taps)
+    options = replace(target, max_len=min(longest, config.context), sequences=LANES, taps=taps)
     model = load_model(reference, options)
     weights = ModelWeights(config, checkpoint)
     neural = [load_tapped_drafter(folder, model, weights) for folder in opened]
@@ -110,7 +114,9 @@ def contest(
     always = f"{names[0]}, {draft_len} always"
     contenders = [Contender("plain"), ngram, Contender("suffix", (SuffixDrafter(),)), *together]
     contenders.append(Contender(always, (neural[0],), draft_len))
-    chosen = _spread(examples, serve_limit)
+    chosen = _spread([e for e in examples if not restricted(dict(e.settings))], serve_limit)
+    if not chosen:
+        raise UsageError(f"{held.traffic}: a grammar or a bias restricted all of the answers: none can be made again")
     served = served_in_turns(model, cost, contenders, chosen, earlier, progress)
     source.forget()
     ceiling = measure_ceiling(model)
@@ -118,6 +124,8 @@ def contest(
     same = pooled(replay(first, chosen, draft_len, source)).conditional()
     return {
         "model": reference,
+        "kv_cache_dtype": target.kv_format.value,
+        "quantization": target.quantization,
         "drafters": [str(folder) for folder in folders],
         "traffic": str(held.traffic.name),
         "tag": held.tag,

@@ -69,8 +69,11 @@ def examples_of(records: Iterable[Record], target: str, max_len: int) -> tuple[l
         if not spans:
             left_out["too long"] += 1
             continue
-        settings = tuple(sorted(record.settings.items()))
-        examples.append(Example(record.tokens[:max_len], spans, record.tag, record.key, settings, record.time))
+        settings = dict(record.settings)
+        if "min_tokens" in settings:  # of an answer that is cut
+            settings["min_tokens"] = min(settings["min_tokens"], spans[-1][1] - spans[-1][0])
+        kept = tuple(sorted(settings.items()))
+        examples.append(Example(record.tokens[:max_len], spans, record.tag, record.key, kept, record.time))
     return examples, left_out
 
 

@@ -13,6 +13,8 @@ COLOURS = ("#4a7ab5", "#d98650", "#5aa469", "#8d6cab", "#c05a6e", "#7a7a7a", "#2
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 56, 46
 ROW, NAMES = 24, 190
+HALO = 'paint-order="stroke" stroke="#fff" stroke-width="4"'
+"""For figures that a line may cross."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,22 @@ def lines(title: str, across: str, drawn: Sequence[Line]) -> str:
     return "".join(out)
 
 
-def bars(title: str, drawn: Sequence[Bar], unit: str = "", mark: tuple[float, str] | None = None) -> tuple[str, float]:
-    """A chart of bars, and its height; `mark` is a line across all of them with its meaning."""
-    reach = max([bar.high if bar.high is not None else bar.value for bar in drawn] + ([mark[0]] if mark else []))
+def bars(
+    title: str,
+    drawn: Sequence[Bar],
+    unit: str = "",
+    mark: tuple[float, str] | None = None,
+    reach: float = 0.0,
+) -> tuple[str, float]:
+    """A chart of bars, and its height; `mark` is a line across all of them with its meaning, and `reach` a value that
+    there is room for in any case.
+    """
+    reach = max(
+        [reach] + [bar.high if bar.high is not None else bar.value for bar in drawn] + ([mark[0]] if mark else [])
+    )
     scale = (WIDTH - NAMES - 90) / max(reach, 1e-9)
     out = [f'<text class="title" x="16" y="28">{escape(title)}</text>']
+    labels: list[str] = []
     for index, bar in enumerate(drawn):
         y = TOP + index * ROW
         colour = COLOURS[index % len(COLOURS)]
@@ -110,8 +123,8 @@ def bars(title: str, drawn: Sequence[Bar], unit: str = "", mark: tuple[float, st
             middle, end = y + ROW / 2 - 0.5, bar.high
             ends = f'x1="{NAMES + bar.low * scale:.1f}" x2="{NAMES + bar.high * scale:.1f}" y1="{middle}" y2="{middle}"'
             out.append(f'<line {ends} stroke="#222" stroke-width="1.5"/>')
-        text = f"{bar.value:.3g}{unit}"
-        out.append(f'<text class="small" x="{NAMES + end * scale + 6:.1f}" y="{y + 16}">{text}</text>')
+        text = f"{bar.value:.3g}{unit}" if bar.value < 1000 else f"{bar.value:.0f}{unit}"
+        labels.append(f'<text class="small" {HALO} x="{NAMES + end * scale + 6:.1f}" y="{y + 16}">{text}</text>')
     height = TOP + len(drawn) * ROW + 8
     if mark is not None:
         at = NAMES + mark[0] * scale
@@ -119,4 +132,4 @@ def bars(title: str, drawn: Sequence[Bar], unit: str = "", mark: tuple[float, st
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 4}" y2="{height - 6}" stroke="#888" stroke-dasharray="4 3"/>'
         )
         out.append(f'<text class="small" x="{at:.1f}" y="{TOP - 8}" text-anchor="middle">{escape(mark[1])}</text>')
-    return "".join(out), height
+    return "".join(out + labels), height

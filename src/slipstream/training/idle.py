@@ -22,13 +22,16 @@ class Spent:
     held: float = 0.0
 
 
-def run_when_idle(command: Sequence[str], busy: Callable[[], bool], quiet: float = QUIET) -> tuple[int, Spent]:
+def run_when_idle(
+    command: Sequence[str], busy: Callable[[], bool], quiet: float = QUIET, spent: Spent | None = None
+) -> tuple[int, Spent]:
     """Run a command to its end, stopped whenever `busy` says so; returns its exit status and where the time went.
 
-    It is ended with this process, and gets no terminal signals of its own.
+    It is ended with this process, or when `busy` raises, and gets no terminal signals of its own. `spent` can be looked
+    at meanwhile.
     """
     process = subprocess.Popen(["nice", "-n", str(NICENESS), *command], start_new_session=True)
-    spent, held, last_busy = Spent(), False, -quiet
+    spent, held, last_busy = spent or Spent(), False, -quiet
     seen = time.monotonic()
     try:
         while process.poll() is None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import UsageError
+from slipstream.models import ModelConfig
 from slipstream.speculation.checkpoint import Int32Array, family_of
 from slipstream.speculation.dspark_model import dspark_weights, read_dspark
 from slipstream.speculation.eagle3_model import eagle3_weights, read_eagle3
@@ -23,13 +24,13 @@ from slipstream.training.modules.dspark import DSpark
 from slipstream.training.modules.eagle3 import Eagle3
 from slipstream.training.objectives import Eagle3Objective, Objective
 from slipstream.training.sizes import (
-    BYTES_A_WEIGHT,
     dspark_config,
     dspark_parameters,
     eagle3_config,
     eagle3_parameters,
     mask_token_of,
 )
+from slipstream.training.sizing import BYTES_A_WEIGHT, Shape
 from slipstream.training.target import TargetParts
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -50,8 +51,19 @@ class Wanted:
     seed: int = 0
     taps: tuple[int, ...] = ()
     """The layers whose inputs it reads, if that is not to be chosen."""
-    layers: int | None = None
-    """How many a block drafter has, if that is not to be chosen."""
+    layers: int = 1
+    ffn: int | None = None
+    """Its layers, and the width of their MLPs; None: the target's."""
+
+    @property
+    def width(self) -> int:
+        """Of the MLPs."""
+        return self.target.config.ffn if self.ffn is None else self.ffn
+
+    @property
+    def shape(self) -> Shape:
+        """What was chosen of it."""
+        return Shape(self.layers, self.width, len(self.tokens))
 
     @property
     def ids(self) -> torch.Tensor:
@@ -83,9 +95,7 @@ class Kind(ABC):
 
     def continue_from(self, folder: Path) -> None:
         """Begin with the weights of a drafter in a folder. Raises UsageError where it has another shape."""
-        checkpoint = open_checkpoint(folder)
-        if family_of(checkpoint) != self.family:
-            raise UsageError(f"{folder} holds no {self.family} drafter to begin with")
+        checkpoint = _opened(folder, self.family)
         known = self._tokens_of(checkpoint)
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
@@ -119,7 +129,7 @@ class Eagle3Kind(Kind):
     family, by_token = "eagle3", ("lm_head.weight",)
 
     def __init__(self, wanted: Wanted):
-        self.config = eagle3_config(wanted.target.config, len(wanted.tokens), wanted.target_bytes, wanted.taps)
+        self.config = eagle3_config(wanted.target.config, len(wanted.tokens), wanted.width, wanted.taps)
         module = Eagle3(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
         objective = Eagle3Objective(module, wanted.target, wanted.ids, UNROLL, DECAY, wanted.seed)
@@ -143,7 +153,7 @@ class DSparkKind(Kind):
     def __init__(self, wanted: Wanted):
         mask_token = mask_token_of(wanted.examples, wanted.target.config.vocabulary)
         self.config = dspark_config(
-            wanted.target.config, len(wanted.tokens), wanted.target_bytes, mask_token, wanted.taps, wanted.layers
+            wanted.target.config, len(wanted.tokens), wanted.width, wanted.layers, mask_token, wanted.taps
         )
         module = self._drafter = DSpark(self.config)
         module.start_from(wanted.target, wanted.ids, torch.Generator().manual_seed(wanted.seed))
@@ -177,6 +187,21 @@ class DSparkKind(Kind):
 
 
 KINDS: dict[str, type[Eagle3Kind] | type[DSparkKind]] = {"eagle3": Eagle3Kind, "dspark": DSparkKind}
+
+
+def shape_in(folder: Path, kind: str, target: ModelConfig) -> tuple[int, int]:
+    """(layers, width of their MLPs) of a drafter in a folder. Raises UsageError where it is of another kind."""
+    checkpoint = _opened(folder, kind)
+    read = read_eagle3 if kind == "eagle3" else read_dspark
+    config = read(checkpoint, target.layers, target.hidden)
+    return config.layers, config.ffn
+
+
+def _opened(folder: Path, kind: str) -> Checkpoint:
+    checkpoint = open_checkpoint(folder)
+    if family_of(checkpoint) != kind:
+        raise UsageError(f"{folder} holds no {kind} drafter to begin with")
+    return checkpoint
 
 
 def layout_for(kind: str, layout: str) -> Layout:

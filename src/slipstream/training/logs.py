@@ -110,7 +110,7 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
         "request": str(row.get("custom_id") or row.get("id") or request)[:200],
         "tag": str((asked.get("metadata") or {}).get("tag") or row.get("tag") or row.get("category") or "")[:64],
         "time": _seconds(row.get("created") or row.get("time")),
-        "settings": {name: float(asked[name]) for name in SETTINGS if isinstance(asked.get(name), int | float)},
+        "settings": _settings(asked),
         "max_tokens": _length(asked), "problem": _problem(asked),
     }  # fmt: skip
     answer, found["cut"] = _answer(row.get("response"))
@@ -132,6 +132,18 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
     else:
         said = asked.get("completion", row.get("completion"))
         yield Exchange(prompt=str(asked["prompt"]), answer=answer if said is None else str(said), **found)
+
+
+def _settings(asked: Mapping[str, Any]) -> dict[str, float]:
+    """As records have them."""
+    found = {name: float(asked[name]) for name in SETTINGS if isinstance(asked.get(name), int | float)}
+    if bias := asked.get("logit_bias"):
+        found["logit_bias"] = float(len(bias))
+    form = asked.get("response_format")
+    formed = isinstance(form, Mapping) and form.get("type") not in (None, "text")
+    if formed or asked.get("structured_outputs") or any(name.startswith("guided_") and asked[name] for name in asked):
+        found["grammar"] = 1.0
+    return found
 
 
 def _seconds(when: Any) -> float:

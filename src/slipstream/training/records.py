@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,16 @@ from slipstream.program.sampling import SamplingParams
 
 MOST_TOKENS = 1 << 20
 """Tokens of a record that are believed when it is read."""
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SETTINGS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "ignore_eos",
+)  # fmt: skip
 """Sampling settings that are kept; a seed or a stop string might say who asked what."""
+WHOLE = ("top_k", "min_tokens")
+RESTRICTIONS = ("logit_bias", "banned_tokens", "allowed_tokens", "grammar")
+"""What else decides which tokens may come. Kept is how many tokens it names, of a grammar that there was one: what it
+was would be text. Such an answer cannot be had again from what is kept.
+"""
 
 
 class RecordError(SlipstreamError):
@@ -67,12 +75,23 @@ class Record:
 def settings_of(params: SamplingParams) -> dict[str, float]:
     """The sampling settings that are not as they always are."""
     plain = SamplingParams()
-    return {name: value for name in SETTINGS if (value := getattr(params, name)) != getattr(plain, name)}
+    kept = {name: value for name in SETTINGS if (value := getattr(params, name)) != getattr(plain, name)}
+    sizes = {name: 1 if name == "grammar" else len(value) for name in RESTRICTIONS if (value := getattr(params, name))}
+    return {name: float(value) for name, value in (kept | sizes).items()}
 
 
 def sampled_with(settings: Mapping[str, float]) -> dict[str, Any]:
-    """Kept settings as fields of SamplingParams."""
-    return {name: int(value) if name == "top_k" else value for name, value in settings.items()}
+    """Kept settings as fields of SamplingParams, without what is not kept whole."""
+    kept = {name: value for name, value in settings.items() if name not in RESTRICTIONS}
+    for name in WHOLE:
+        if name in kept:
+            kept[name] = int(kept[name])
+    return kept | ({"ignore_eos": bool(kept["ignore_eos"])} if "ignore_eos" in kept else {})
+
+
+def restricted(settings: Iterable[str]) -> bool:
+    """Whether something that is not kept decided which tokens might come."""
+    return any(name in RESTRICTIONS for name in settings)
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from slipstream.kernels.native.packing import Quantization, plan
 from slipstream.models import ModelConfig, read_config, record_program
 from slipstream.models.weights import ModelWeights
 from slipstream.program import KVFormat, ShardPlan
@@ -54,3 +55,12 @@ class TargetParts:
         logits = (normed.to(torch.bfloat16) @ self.head[tokens].T).float()
         cap = self.config.final_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def bytes_served(config: ModelConfig, checkpoint: Checkpoint, quantization: Quantization) -> int:
+    """Of the target's weights as a step reads them: its file's, or what its floats are quantised to."""
+    if quantization == "none":
+        return sum(len(tensor.data) for tensor in checkpoint.tensors.values())
+    weights, uses = ModelWeights(config, checkpoint), record_program(config, max_len=64, kv_format=KVFormat.F32).weights
+    matrices = (use for use in uses.values() if use.role != "vector")
+    return sum(plan(use, weights, ShardPlan(), quantization).nbytes for use in matrices)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream.engine import LoadOptions, Model, load_model
 from slipstream.engine.cost import cost_model
+from slipstream.engine.model import Quantization
 from slipstream.errors import UsageError
-from slipstream.program import StepShape
+from slipstream.program import KVFormat, StepShape
 from slipstream.roofline.cost import CostModel
-from slipstream.roofline.speculation import speedup
 from slipstream.speculation.card import Card, fingerprint_of, write_card
 from slipstream.text import load_tokenizer
 from slipstream.training.batches import GAP, Item, Ring
@@ -37,12 +36,13 @@ from slipstream.training.dataset import (
 )
 from slipstream.training.export import Layout
 from slipstream.training.features import FeatureSource
-from slipstream.training.kinds import KINDS, Kind, Wanted
+from slipstream.training.kinds import KINDS, Kind, Wanted, shape_in
 from slipstream.training.parallel import Parallel
 from slipstream.training.records import Record
 from slipstream.training.resources import Meter, keep_memory_small
-from slipstream.training.sizes import draft_vocabulary
-from slipstream.training.target import TargetParts
+from slipstream.training.sizes import DSPARK_BLOCK, Head, candidates, heads, taps_for
+from slipstream.training.sizing import PRIORS, Choice, Costs, Lesson, Shape, choose
+from slipstream.training.target import TargetParts, bytes_served
 from slipstream.training.trainer import STATE, Curve, Progress, Schedule, Trainer
 from slipstream.weights import Checkpoint
 from slipstream.weights.open import open_checkpoint
@@ -59,8 +59,8 @@ TRIAL = 4
 """Rounds of a quarter of the size are run, and forgotten, to see how many whole ones fit into the budget."""
 CONTEXT = 256
 """Tokens of context at which S is foreseen."""
-PASS_OVER_BYTES = 1.4
-"""What a draft pass takes beside its share of the bytes, the host's work included, as measured."""
+CHUNK = 256
+"""Rows of the target's steps by which the time of a training is foreseen."""
 MOST_TOKENS = 8_000_000
 """Tokens of answers that are read: more than a day's training comes to see, and a gigabyte as Python has them."""
 SPARE = 0.94
@@ -84,6 +84,9 @@ class TrainOptions:
     threads: int | None = None
     taps: tuple[int, ...] = ()
     layers: int | None = None
+    kv_format: KVFormat = KVFormat.BF16
+    quantization: Quantization = "none"
+    """How the target is served, so that what is learned from are serving's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class Prepared:
     parts: TargetParts
     own: Split
     generic: list[Example]
-    tokens: npt.NDArray[np.int32]
+    heads: list[Head]
+    """That the drafter may have."""
     left_out: dict[str, int]
 
 
@@ -112,30 +116,45 @@ def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], op
     others = apart_from(examples_of(generic, fingerprint, options.max_len)[0], chosen.held_out)
     tokenizer = load_tokenizer(checkpoint)
     always = [*tokenizer.eos, *tokenizer.special.values()]
-    tokens = draft_vocabulary(chosen.train, options.draft_vocabulary, parts.config.vocabulary, always)
-    return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, tokens, left_out)
+    known = heads(chosen.train, options.draft_vocabulary, parts.config.vocabulary, always)
+    return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, known, left_out)
 
 
 def train(
-    prepared: Prepared, options: TrainOptions, folder: Path, progress: Callable[[Progress, float], None] | None = None
+    prepared: Prepared,
+    options: TrainOptions,
+    folder: Path,
+    progress: Callable[[Progress, float], None] | None = None,
+    chose: Callable[[Choice], None] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train into `folder`, which then holds a drafter, its cards and curves; returns the training card.
 
     A folder in which the same training was stopped is gone on with. `progress` is told where the training is, and the S
-    that the drafter should have by now.
+    that the drafter should have by now; `chose` first of its size. `about`, how it was asked
+    for, goes into its card.
     """
     keep_memory_small()
     meter, parallel = Meter(), Parallel.start()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     learned = [*prepared.own.train, *prepared.generic]
-    size = sum(len(tensor.data) for tensor in prepared.checkpoint.tensors.values())
-    wanted = Wanted(prepared.parts, size, prepared.tokens, learned, options.schedule.seed, options.taps, options.layers)
+    size = bytes_served(prepared.parts.config, prepared.checkpoint, options.quantization)
+    layers = (*taps_for(prepared.parts.config.layers, options.taps), prepared.parts.config.layers)
+    model = _features_model(prepared, options, layers)
+    cost = cost_model(model, quick=True)
+    costs = Costs(lambda n: _step(cost, n), cost.drafted, size, DSPARK_BLOCK if options.kind == "dspark" else 0)
+    choice = _sized(prepared, options, folder, costs, _lesson(prepared, options, cost), parallel)
+    if chose is not None:
+        chose(choice)
+    shape = choice.chosen.candidate.shape
+    tokens = next(head.tokens for head in prepared.heads if len(head.tokens) == shape.vocabulary)
+    wanted = Wanted(
+        prepared.parts, size, tokens, learned, options.schedule.seed, options.taps, shape.layers, shape.ffn
+    )  # fmt: skip
     kind: Kind = KINDS[options.kind](wanted)
     if options.start_from is not None:
         kind.continue_from(options.start_from)
-    layers = (*kind.taps, prepared.parts.config.layers)
-    model = _features_model(prepared, options, layers)
     source = FeatureSource(model, layers)
     tap_width = len(kind.taps) * prepared.parts.config.hidden
     held = _held_items(source, prepared.own.held_out)
@@ -149,15 +168,17 @@ def train(
     schedule = _planned(prepared, options, folder, kind, trainer, first=not parallel.rank)
     schedule = replace(schedule, rounds=parallel.of_the_first(schedule.rounds))
     running = trainer(schedule, kind, folder)
-    foresee = Foresight(cost_model(model, quick=True), kind.share)
+    drafting = choice.chosen.candidate.bytes
 
     def show(at: Progress) -> None:
         if progress is not None:
-            progress(at, foresee.speedup(at.curve.acceptance[-1]))
+            progress(at, costs.best_speedup(at.curve.acceptance[-1], drafting))
 
     curve = running.run(show)
-    card = _card(prepared, options, schedule, kind, curve, meter, source, resumed=running.resumed)
-    card["speedup_estimate"] = foresee.speedup(curve.acceptance[-1])
+    made = _card(prepared, options, schedule, kind, curve, meter, source, resumed=running.resumed)
+    card = dict(about or {}) | made
+    card["speedup_estimate"] = costs.best_speedup(curve.acceptance[-1], drafting)
+    card["sizes"] = choice.table()
     if not parallel.rank:
         kind.write(folder, options.layout, prepared.reference, options.max_len)
         write_card(folder, Card(prepared.fingerprint, curve.tau[-1], schedule.draft_len, prepared.reference))
@@ -169,26 +190,40 @@ def train(
     return card
 
 
-@dataclass(frozen=True, slots=True)
-class Foresight:
-    """What S a drafter should have that reads `share` of the target's bytes."""
+def _step(cost: CostModel, rows: int) -> float:
+    """Seconds of a step that verifies, for one user."""
+    return cost.seconds(StepShape(rows, rows, 0, rows * CONTEXT))
 
-    cost: CostModel
-    share: float
 
-    def speedup(self, acceptance: Sequence[float]) -> float:
-        """At the best draft length, given acceptance by position."""
+def _sized(
+    prepared: Prepared, options: TrainOptions, folder: Path, costs: Costs, lesson: Lesson, parallel: Parallel
+) -> Choice:
+    """The shape: a stopped training's, that of the drafter to begin with, or what should bring most."""
+    layers, ffn = options.layers, None
+    if options.start_from is not None:
+        begun, ffn = shape_in(options.start_from, options.kind, prepared.parts.config)
+        layers = layers or begun
+    known = candidates(
+        options.kind, prepared.parts.config, costs.target_bytes, prepared.heads, layers, ffn, options.taps
+    )  # fmt: skip
+    choice = choose(known, costs, PRIORS[options.kind], lesson, options.schedule.draft_len)
+    shape = choice.chosen.candidate.shape
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        shape = Shape(*json.loads((folder / PLAN).read_text())["shape"])
+    shapes = [one.shape for one in known]
+    at = parallel.of_the_first(shapes.index(shape if shape in shapes else choice.chosen.candidate.shape))
+    return replace(choice, chosen=next(one for one in choice.ranked if one.candidate.shape == shapes[at]))
 
-        def step(rows: int) -> float:
-            return self.cost.seconds(StepShape(rows, rows, 0, rows * CONTEXT))
 
-        best, tau, alive = 1.0, 1.0, 1.0
-        for length, chance in enumerate(acceptance, 1):
-            alive *= chance
-            tau += alive
-            verify, each = step(length + 1) / step(1), PASS_OVER_BYTES * self.share
-            best = max(best, speedup(tau, length, lambda n, v=verify: v, lambda k, c=each: k * c))  # type: ignore[misc]
-        return best
+def _lesson(prepared: Prepared, options: TrainOptions, cost: CostModel) -> Lesson:
+    """What there is to learn from."""
+    train, rounds = prepared.own.train, options.rounds
+    answered = sum(example.answered for example in train)
+    whole = sum(len(example.tokens) for example in train)
+    if rounds is not None:
+        return Lesson(answered * min(1.0, rounds * options.schedule.round_tokens / whole))
+    chunk = cost.seconds(StepShape(CHUNK, 0, 0, CHUNK * CONTEXT))
+    return Lesson(answered, options.seconds, chunk / CHUNK * whole / answered)
 
 
 def _planned(
@@ -220,7 +255,8 @@ def _planned(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STATE).unlink(missing_ok=True)
     scratch = folder / ".plan.json"
-    scratch.write_text(json.dumps(wanted | {"planned": rounds, "until": _newest(prepared)}))
+    shape = astuple(kind.wanted.shape)
+    scratch.write_text(json.dumps(wanted | {"planned": rounds, "until": _newest(prepared), "shape": shape}))
     os.replace(scratch, plan)
     return replace(schedule, rounds=rounds)
 
@@ -259,7 +295,10 @@ def newest_within(records: int, tokens: int) -> int | None:
 
 def _features_model(prepared: Prepared, options: TrainOptions, layers: tuple[int, ...]) -> Model:
     longest = min(options.max_len, prepared.parts.config.context)
-    wanted = LoadOptions(max_len=longest, threads=options.threads, sequences=LANES, taps=layers)
+    wanted = LoadOptions(
+        max_len=longest, kv_format=options.kv_format, quantization=options.quantization, threads=options.threads,
+        sequences=LANES, taps=layers,
+    )  # fmt: skip
     return load_model(prepared.reference, wanted)
 
 
@@ -274,8 +313,8 @@ def _name(prepared: Prepared, options: TrainOptions) -> str:
     """Names what is trained on what: everything but the schedule that decides the weights."""
     parts = (
         options.kind, prepared.fingerprint, data_fingerprint(prepared.own.train), data_fingerprint(prepared.generic),
-        options.generic_share, len(prepared.tokens), str(options.start_from or ""), options.taps or "",
-        options.layers or "",
+        options.generic_share, options.draft_vocabulary, str(options.start_from or ""), options.taps or "",
+        options.layers or "", options.kv_format, options.quantization,
     )  # fmt: skip
     return " ".join(map(str, parts))
 
@@ -296,6 +335,8 @@ def _card(
         "kind": options.kind,
         "target": prepared.reference,
         "target_fingerprint": prepared.fingerprint,
+        "kv_cache_dtype": options.kv_format.value,
+        "quantization": options.quantization,
         "data_fingerprint": data_fingerprint(train),
         "generic_fingerprint": data_fingerprint(prepared.generic) if prepared.generic else None,
         "answers": len(train),
@@ -307,8 +348,8 @@ def _card(
         "tags": sorted({example.tag for example in train}),
         "tokens_seen": curve.tokens[-1],
         "taps": list(kind.taps),
-        "draft_vocabulary": len(prepared.tokens),
-        "draft_vocabulary_covers": coverage(prepared.own.held_out, prepared.tokens),
+        "draft_vocabulary": len(kind.wanted.tokens),
+        "draft_vocabulary_covers": coverage(prepared.own.held_out, kind.wanted.tokens),
         "parameters": kind.parameters,
         "share_of_the_targets_bytes": kind.share,
         "schedule": asdict(schedule),
