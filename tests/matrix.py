@@ -19,7 +19,8 @@ FEATURES = {
     "prefix cache": "beginnings computed before", "prefix store": "the same, from disk", "giving way": "preemption",
     "moved out": "blocks saved beside the cache and restored", "ahead": "a step planned while the one before runs",
     "int8 cache": "keys and values in int8", "embeddings": "vectors beside answers",
-    "recording": "traffic for training", "streaming": "answers in events", "tools": "calls", "thoughts": "reasoning",
+    "recording": "traffic for training", "keys": "API keys, their limits and rules",
+    "streaming": "answers in events", "tools": "calls", "thoughts": "reasoning",
 }  # fmt: skip
 """By the names that tests use, and what each is."""
 MARK = "features"

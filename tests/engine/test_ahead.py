@@ -74,6 +74,19 @@ def test_blocks_are_copied_between_steps(tiny_gguf: Path, backend: str) -> None:
     assert int(last.token[0]) == wanted[3]
 
 
+def test_who_has_waited_finds_blocks_copied(tiny_gguf: Path) -> None:
+    """The copies that were asked for while a step ran are made too: what was copied from may be written over."""
+    executable = loaded(tiny_gguf, "native").executable
+    assert isinstance(executable, NativeExecutable)
+    blocks = executable.operands.cache.data.reshape(-1, executable.operands.cache.block_bytes)
+    executable.submit(row(1, 0), draws(1))
+    executable.copy_blocks(np.array([[0, 9]], np.int32))
+    executable.wait()
+    assert blocks[0].any()
+    assert np.array_equal(blocks[0], blocks[9])
+    executable.collect()
+
+
 def test_bad_steps_are_reported_when_they_are_collected(tiny_gguf: Path) -> None:
     executable = loaded(tiny_gguf, "native").executable
     executable.submit(row(sampled(0), 0), draws(1))

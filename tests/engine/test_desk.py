@@ -10,7 +10,7 @@ import pytest
 from slipstream.engine import desk as desk_module
 from slipstream.engine.desk import Desk
 from slipstream.engine.messages import Submit
-from slipstream.engine.request import Terms
+from slipstream.engine.request import Terms, Whose
 from slipstream.errors import UsageError
 from slipstream.program.sampling import SamplingParams
 
@@ -23,10 +23,10 @@ class Compiler:
         self.known: set[str] = set()
         self.gates: dict[str, threading.Event] = {}
 
-    def knows(self, grammar: str) -> bool:
+    def knows(self, grammar: str, whose: Whose) -> bool:
         return grammar in self.known
 
-    def learn(self, grammar: str) -> None:
+    def learn(self, grammar: str, whose: Whose) -> None:
         self.order.append(grammar)
         self.gates.setdefault(grammar, threading.Event()).wait(10)
         if grammar.startswith("bad"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,10 +15,12 @@ from slipstream.engine import Engine, LoadOptions, Model, load_model
 from slipstream.engine.engine import SHELVE_EVERY
 from slipstream.engine.shelving import parse_store
 from slipstream.errors import UsageError
+from slipstream.kernels.backend import StepOutput
+from slipstream.kernels.native import NativeExecutable
 from slipstream.kvcache import Shelf
 from slipstream.kvcache.shelf import MAGIC, MOST_HEADER
-from slipstream.program import BLOCK_SLOTS
-from slipstream.program.sampling import SamplingParams
+from slipstream.program import BLOCK_SLOTS, Rows
+from slipstream.program.sampling import DrawColumns, SamplingParams
 from tests.engine.test_jitter import Said, collect
 
 PROMPT = [n % 251 for n in range(300)]
@@ -270,3 +273,43 @@ def test_the_options_value() -> None:
     for bad in ("", ",gb=1", "a,gb=0", "a,gb=x", "a,mb=4"):
         with pytest.raises(UsageError, match="--prefix-store"):
             parse_store(bad)
+
+
+def test_nothing_is_read_into_blocks_that_a_step_may_still_write(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer has ended, but a step planned ahead has a row of it: who gets its blocks waits for that step."""
+    first, _ = engine_of(model, tmp_path)
+    expected, _ = say(first)
+    rest(first)
+    submit, collect_one, wait = NativeExecutable.submit, NativeExecutable.collect, NativeExecutable.wait
+    late: list[tuple[Rows, DrawColumns | None]] = []
+
+    def run(executable: NativeExecutable, count: int) -> None:
+        for step in late[:count]:
+            submit(executable, *step)
+        del late[:count]
+
+    def collect_late(executable: NativeExecutable) -> StepOutput:
+        run(executable, 0 if executable._flights else 1)
+        return collect_one(executable)
+
+    def wait_late(executable: NativeExecutable) -> None:
+        run(executable, len(late))
+        wait(executable)
+
+    # A step runs as late as it can: when it is waited for.
+    monkeypatch.setattr(NativeExecutable, "submit", lambda executable, *step: late.append(step))
+    monkeypatch.setattr(NativeExecutable, "collect", collect_late)
+    monkeypatch.setattr(NativeExecutable, "wait", wait_late)
+    stops = SamplingParams(temperature=1.0, seed=1, max_tokens=200, stop_token_ids=tuple(range(0, 250, 9)))
+    read = 0
+    for length in range(33, 60):
+        engine, _ = engine_of(replace(model, blocks=12), tmp_path)
+        engine.ahead = True
+        engine.add([7] * length, stops)
+        number = engine.add(PROMPT, PARAMS)
+        said = collect(chunk for chunk in engine.run(number) if chunk.request == number)[0]
+        assert said == expected, length
+        read += engine.timings[number].cached_tokens
+    assert read > 27 * 200

@@ -87,7 +87,7 @@ def test_a_grammar_that_is_being_compiled_holds_up_nobody(
     monkeypatch.setattr(desk_module, "MOST_SECONDS", 60.0)
     engine, said = Engine(tiny_model), threading.Event()
     learn = engine.grammars.learn
-    monkeypatch.setattr(engine.grammars, "learn", lambda grammar: learn(grammar) if said.wait(30) else None)
+    monkeypatch.setattr(engine.grammars, "learn", lambda *one: learn(*one) if said.wait(30) else None)
     client, server = sockets
     thread = threading.Thread(target=Worker(tiny_model, engine, 100.0, server).run)
     thread.start()

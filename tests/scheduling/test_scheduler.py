@@ -10,6 +10,7 @@ from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Plan, Sequence, State, schedule
 from slipstream.scheduling.scheduler import ALONE, BEARABLE, LEAST_CHUNK, MOST_STRETCH, STRETCH
+from tests.scheduling.promises import Budgets
 
 # 10 ms for a step, 1 ms a row past 8, 2 ms for the head.
 COST = CostModel(Curve((1, 8, 512), (10e-3, 10e-3, 514e-3)), Curve((1, 64), (2e-3, 4e-3)), (0.0, 0.0, 1e-8, 0.0))
@@ -66,6 +67,17 @@ def test_prompts_are_priced() -> None:
     alone = plan_of([prompt], pool, cost=COST)
     assert rows < rows_of(alone)[9] < 512
     assert seconds(shape_of(alone)) <= ALONE
+
+
+def test_many_short_prompts_keep_to_it_as_one_long_one() -> None:
+    """Of each the cache knows all but the last token: the rows that go in any case go once, not for each of them."""
+    pool = BlockPool(1000)
+    decodes, prompts = [running(i, 40, pool) for i in range(4)], [sequence(i, 65) for i in range(10, 99)]
+    for limits in (Limits(512), Limits(512, ttft_target=9.0)):
+        state = State(0.0, [*decodes, *prompts], pool, limits, cost=COST, peek=lambda s: 64)
+        Budgets(state, schedule(state)).keep()
+    tight = State(0.0, [*decodes, *prompts], pool, Limits(512), cost=replace(COST, host=1.0), peek=lambda s: 64)
+    assert len(schedule(tight).spans) > 4 + LEAST_CHUNK, "where a step costs a lot, many ride along"
 
 
 def test_a_target_between_tokens_keeps_newcomers_waiting() -> None:

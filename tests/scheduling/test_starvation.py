@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 
 from slipstream.kvcache import BlockPool
-from slipstream.program import BLOCK_SLOTS
+from slipstream.program import BLOCK_SLOTS, StepShape
+from slipstream.roofline.cost import CostModel, Curve
 from slipstream.scheduling import Limits, Sequence, State, schedule, scheduler
-from slipstream.scheduling.scheduler import AGING, blocks_needed
+from slipstream.scheduling.scheduler import AGING, LEAST_CHUNK, blocks_needed
 from tests.scheduling.test_scheduler import sequence
 
 STEP = 0.25
@@ -24,6 +25,9 @@ PROMPT, ANSWER, LARGE = 40, 4, BLOCK_SLOTS * (BLOCKS - 2)
 faster than they are answered.
 """
 
+TIGHT = CostModel(Curve((1, 512), (1.0, 512.0)), Curve((1, 512), (0.1, 0.2)), (0.0, 0.0, 0.0, 0.0))
+"""A row more takes as long again as the first one."""
+
 
 @dataclass
 class Busy:
@@ -31,11 +35,14 @@ class Busy:
 
     stream: Callable[[int, float], Sequence]
     limits: Limits
+    cost: CostModel | None = None
     pool: BlockPool = field(default_factory=lambda: BlockPool(BLOCKS))
     sequences: list[Sequence] = field(default_factory=list)
     served: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     arrived: int = 0
+    together: int = 0
+    """The most that ran at once."""
 
     def add(self, s: Sequence) -> None:
         """As the engine does: who was away has had as much as who has had least of those there."""
@@ -49,7 +56,7 @@ class Busy:
             if len(self.sequences) < QUEUE + SLOTS:
                 self.arrived += 1
                 self.add(self.stream(self.arrived, self.now))
-        plan = schedule(State(self.now, self.sequences, self.pool, self.limits, self.served))
+        plan = schedule(State(self.now, self.sequences, self.pool, self.limits, self.served, self.cost))
         assert not plan.too_large
         for s in plan.preempted:
             self.pool.release(s.blocks)
@@ -58,6 +65,7 @@ class Busy:
             s.blocks += self.pool.take(blocks_needed(s, s.computed + rows))
             s.computed += rows
             self.served[s.tenant] += rows
+            self.together = max(self.together, sum(1 for other in self.sequences if other.blocks))
             if not s.missing:
                 s.append(1)
                 if s.generated == ANSWER:
@@ -109,6 +117,18 @@ def test_nobody_waits_for_ever(name: str, rows: int) -> None:
     stream, waiter, behind = CASES[name]
     most = bound(rows, SLOTS, behind)
     assert Busy(stream, Limits(rows, SLOTS)).waits(waiter(), most) <= most
+
+
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_nobody_waits_for_ever_on_a_target(name: str, places: int) -> None:
+    """The target between tokens is what keeps newcomers waiting: it lets `places` decode at once, if that many."""
+    stream, waiter, behind = CASES[name]
+    target = TIGHT.seconds(StepShape(places, places, 0, 0)) * (1.01 if places > 1 else 0.5)
+    most = bound(LEAST_CHUNK, places, behind)
+    busy = Busy(stream, Limits(64, 100, tpot_target=target, ttft_target=1.0), TIGHT)
+    assert busy.waits(waiter(), most) <= most
+    assert busy.together == places, "they came one by one"
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, BLOCK_SLOTS - 1], ids=["", "each grows out of its block"])

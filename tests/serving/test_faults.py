@@ -341,16 +341,6 @@ def test_what_was_expected_and_what_came(tiny_gguf: Path) -> None:
     assert "the median of 1 answers got" in "".join(server.log)
 
 
-def test_idle_means_idle(server: Server) -> None:
-    idle(server)
-    time.sleep(0.5)
-
-    pids = (server.process.pid, server.engine_pid())
-    before = sum(map(ticks, pids))
-    time.sleep(2.0)
-    assert sum(map(ticks, pids)) - before <= 10, "more than 5 % of a core at idle"
-
-
 @pytest.mark.parametrize(
     "options",
     [("--host", "0.0.0.0"), ("--api-key", "short"), ("--max-queue", "0"), ("--kv-cache-gb", "0.0000001"),

@@ -36,7 +36,7 @@ class Machine:
         """`real` is what steps take, whatever the controller is told."""
         self.real = real
         self.controller, self.chance, self.random = controller, chance, random.Random(f"{batch} {context} {chance}")
-        self.pool = BlockPool(batch * (context // BLOCK_SLOTS + 400))
+        self.pool = BlockPool(batch * (context // BLOCK_SLOTS + 600))
         params, namespace = SamplingParams(temperature=0.0), Namespace("", "", KVFormat.BF16)
         self.answers = [
             Answer(

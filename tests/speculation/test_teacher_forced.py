@@ -21,12 +21,12 @@ ANSWERS, LENGTH = 40, 200
 Texts = list[tuple[list[int], SamplingParams, list[int]]]
 
 
-def texts_of(model: Model) -> Texts:
-    """Prompts, settings, and what the target answers."""
-    rng, engine, texts = random.Random(2), Engine(model), []
+def texts_of(model: Model, temperature: float = 0.8, prompts: int = 2) -> Texts:
+    """Prompts, settings, and what the target answers; other numbers give other `prompts`."""
+    rng, engine, texts = random.Random(prompts), Engine(model), []
     for seed in range(ANSWERS):
         prompt = [rng.randrange(256) for _ in range(20)]
-        params = SamplingParams(temperature=0.8, seed=seed, max_tokens=LENGTH, ignore_eos=True)
+        params = SamplingParams(temperature=temperature, seed=seed, max_tokens=LENGTH, ignore_eos=True)
         texts.append((prompt, params, collect(engine.run(engine.add(prompt, params)))[0].tokens))
     return texts
 

@@ -51,7 +51,7 @@ class Desk:
     def take(self, request: Submit) -> bool:
         """Whether a request can run at once; if not, it waits here."""
         grammar = request.params.grammar
-        if not grammar or self._grammars.knows(grammar):
+        if not grammar or self._grammars.knows(grammar, request.terms.whose):
             return True
         self._queues.setdefault(request.terms.tenant, deque()).append(request)
         self._begin()
@@ -96,7 +96,7 @@ class Desk:
         if queue:
             self._queues[tenant] = queue  # behind the others
         self._thread = self._thread or ThreadPoolExecutor(1, "grammars", initializer=_give_way)
-        compiled = self._thread.submit(self._grammars.learn, request.params.grammar)
+        compiled = self._thread.submit(self._grammars.learn, request.params.grammar, request.terms.whose)
         self._turn = _Turn(request, compiled, time.monotonic())
 
 

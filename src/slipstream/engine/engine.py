@@ -143,8 +143,9 @@ class Engine:
         request = Request(Timings(arrived, len(prompt), choices=params.n), {}, set(range(params.n)))
         for sequence in sequences_of(self.model, number, prompt, params, terms, arrived):
             if params.grammar:
-                sequence.constraint = self.grammars.constraint(params.grammar)
+                sequence.constraint = self.grammars.constraint(params.grammar, terms.whose)
             self.drafting.place(sequence)
+            self._holdings.name(sequence)
             request.outputs[sequence.choice] = OutputState(sequence, self.model.tokenizer)
             self._sequences.append(sequence)
         self._steady = None
@@ -229,10 +230,9 @@ class Engine:
 
     def shelve(self) -> None:
         """Put one cached block on the shelf."""
-        assert self._holdings.shelving is not None
         self._shelved = self._steps
         self.settle()
-        self._holdings.shelving.put_one()
+        self._holdings.shelve()
 
     def borrow(self, count: int) -> list[int]:
         """So many blocks for somebody who computes in them between two steps."""

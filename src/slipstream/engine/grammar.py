@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from slipstream.engine.request import Whose
 from slipstream.errors import UsageError
 from slipstream.program import Draft
 from slipstream.program.draft import ROOT
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 KEPT = 64
 """Grammars that stay compiled, the latest ones."""
+NOBODYS: Whose = ("", "")
 
 
 class _Vocabulary:
@@ -45,40 +47,44 @@ class _Vocabulary:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary; may be used from several threads."""
+    """Compiles grammars for one vocabulary; may be used from several threads.
+
+    What was compiled for one is not known to others: nobody learns from timing whether others asked for the same.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._known: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._one_way: set[str] = set()
+        self._known: OrderedDict[tuple[Whose, str], LLMatcher] = OrderedDict()
+        self._one_way: set[tuple[Whose, str]] = set()
         self._lock = threading.Lock()
         self._inner: LLTokenizer | None = None
 
-    def knows(self, grammar: str) -> bool:
+    def knows(self, grammar: str, whose: Whose = NOBODYS) -> bool:
         """Whether a grammar is compiled."""
-        return grammar in self._known
+        return (whose, grammar) in self._known
 
-    def learn(self, grammar: str) -> LLMatcher:
+    def learn(self, grammar: str, whose: Whose = NOBODYS) -> LLMatcher:
         """Compile a grammar, unless it is known. Raises UsageError for one that cannot be compiled."""
         with self._lock:
-            if (known := self._known.get(grammar)) is not None:
-                self._known.move_to_end(grammar)
+            if (known := self._known.get((whose, grammar))) is not None:
+                self._known.move_to_end((whose, grammar))
                 return known
             self._inner = self._inner or self._tokens()
         matcher = matcher_of(self._inner, grammar, limits())
         _try(matcher.deep_copy())
         back = goes_back(matcher)
         with self._lock:
-            self._known[grammar] = matcher
+            self._known[whose, grammar] = matcher
             if not back:
-                self._one_way.add(grammar)
+                self._one_way.add((whose, grammar))
             if len(self._known) > KEPT:
                 self._one_way.discard(self._known.popitem(last=False)[0])
         return matcher
 
-    def constraint(self, grammar: str) -> GrammarConstraint:
+    def constraint(self, grammar: str, whose: Whose = NOBODYS) -> GrammarConstraint:
         """A fresh state of a grammar. Raises UsageError for one that cannot be compiled."""
-        return GrammarConstraint(self.learn(grammar).deep_copy(), self._vocabulary, grammar in self._one_way)
+        matcher = self.learn(grammar, whose).deep_copy()
+        return GrammarConstraint(matcher, self._vocabulary, (whose, grammar) in self._one_way)
 
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper

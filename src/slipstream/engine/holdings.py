@@ -48,8 +48,13 @@ class Holdings:
         self.shelving: Shelving | None = None
         self.prefix: PrefixCache | None = PrefixCache(self.pool, block_price(cost, kv_bytes) if cost else None)
 
+    def name(self, sequence: Sequence) -> None:
+        """To be told of a sequence that comes, or will have to start anew, before it is planned for."""
+        if self.shelving is not None and not sequence.alone:
+            self.shelving.name(sequence, self._drafter)
+
     def peek(self, sequence: Sequence) -> int:
-        """Tokens of a sequence without blocks that the prefix cache knows."""
+        """Tokens of a sequence without blocks that the prefix cache knows; changes nothing."""
         if self.prefix is None or sequence.alone:
             return 0
         known = self.prefix.peek(sequence.namespace, sequence.tokens)
@@ -63,7 +68,7 @@ class Holdings:
             sequence.blocks, sequence.node = self.prefix.match(sequence.namespace, sequence.tokens)
             sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
             if self.shelving is not None:
-                self.shelving.fetch(sequence)
+                self.shelving.fetch(sequence, self._drafter)
             if not sequence.preemptions:
                 sequence.cached = sequence.computed
             if self._drafter is not None and sequence.node is not None:
@@ -78,6 +83,11 @@ class Holdings:
         if (more := blocks_needed(sequence, sequence.computed + rows)) <= self.pool.free:
             sequence.blocks.extend(self.pool.take(more))
 
+    def shelve(self) -> None:
+        """Put one cached block on the shelf."""
+        assert self.shelving is not None
+        self.shelving.put_one(self._drafter)
+
     def release(self, sequence: Sequence) -> None:
         """Take everything away from a sequence."""
         self.pool.release(sequence.blocks)
@@ -91,6 +101,7 @@ class Holdings:
             self._copy(zip(sequence.blocks, (self.pool.size + block for block in sequence.saved), strict=True))
         else:
             sequence.computed = sequence.drafted = 0
+            self.name(sequence)
             if self._drafter is not None:
                 self._drafter.free(sequence)
         self.pool.release(sequence.blocks)
@@ -118,7 +129,8 @@ class Holdings:
             if self._drafter is not None and sequence.blocks[index] != own:
                 self._swapped(sequence, index, self._drafter.state_for(sequence))
         if self._drafter is not None and sequence.node is not None:
-            sequence.node.mark(self._drafter.state_for(sequence), sequence.drafted // BLOCK_SLOTS)
+            state, blocks = self._drafter.state_for(sequence), sequence.drafted // BLOCK_SLOTS
+            self.prefix.mark(sequence.namespace, sequence.node, state, blocks)
 
     @staticmethod
     def _swapped(sequence: Sequence, index: int, state: str) -> None:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from slipstream.engine.output import OutputState
 from slipstream.speculation import Counts
 
+Whose = tuple[str, str]
+"""A tenant, and a cache salt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Whose request it is and how it is to be treated: a lower priority goes first, `timeout` is in seconds.
 
-    Only requests of one tenant and one `cache_salt` share cached prefixes. Requests with one `tag` are traffic of one
-    kind: drafts are expected to fare alike. It was `asked` for at that time by `perf_counter`, which the processes of a
-    machine share; None: when the engine hears of it.
+    Only requests of one tenant and one `cache_salt` share cached prefixes and compiled grammars. Requests with one
+    `tag` are traffic of one kind: drafts are expected to fare alike. It was `asked` for at that time by `perf_counter`,
+    which the processes of a machine share; None: when the engine hears of it.
     """
 
     tenant: str = ""
@@ -24,6 +27,11 @@ class Terms:
     cache_salt: str = ""
     tag: str = ""
     asked: float | None = None
+
+    @property
+    def whose(self) -> Whose:
+        """Who may find again what was made for this request."""
+        return self.tenant, self.cache_salt
 
 
 @dataclass

@@ -114,7 +114,7 @@ class Executable(Protocol):
         """Queue a step. Rows may hold tokens that the one before it draws (see `sampled`); they are filled in."""
 
     def wait(self) -> None:
-        """Until all submitted steps have run."""
+        """Until all submitted steps have run, and the blocks are copied that waited for them."""
 
     def collect(self) -> StepOutput:
         """The outcome of the oldest submitted step that was not collected, as soon as it is there."""

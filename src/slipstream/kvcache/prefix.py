@@ -53,13 +53,15 @@ class Node:
             node = node.parent
         return count
 
-    def mark(self, drafter: str, blocks: int) -> None:
-        """The first `blocks` blocks up to this one hold a drafter's state."""
-        node = self
+    def mark(self, drafter: str, blocks: int) -> list[Node]:
+        """The first `blocks` blocks up to this one hold a drafter's state; returns those that did not before."""
+        node, marked = self, list[Node]()
         while node.parent is not None and not (node.depth <= blocks and node.drafter == drafter):
             if node.depth <= blocks:
                 node.drafter = drafter
+                marked.append(node)
             node = node.parent
+        return marked
 
 
 @dataclass
@@ -81,7 +83,7 @@ class PrefixCache:
         self.stats = CacheStats()
         self.block_seconds = block_seconds or (lambda depth: 1.0)
         self.fresh: deque[tuple[Namespace, Node]] | None = None
-        """Blocks that came lately, for whoever puts them on a shelf; None: nobody does."""
+        """Blocks that came lately, or their drafter's state, for whoever puts them on a shelf; None: nobody does."""
         self._roots: dict[Namespace, Node] = {}
         self._age = 0.0
         pool.evict = self.evict
@@ -151,6 +153,12 @@ class PrefixCache:
         self.pool.hold_for_cache(block)
         self._touch(child)
         return child, block
+
+    def mark(self, namespace: Namespace, node: Node, drafter: str, blocks: int) -> None:
+        """The first `blocks` blocks up to a node hold a drafter's state."""
+        marked = node.mark(drafter, blocks)
+        if self.fresh is not None and drafter:
+            self.fresh.extend((namespace, node) for node in reversed(marked))
 
     def evict(self, count: int) -> None:
         """Give up at least `count` blocks that only the cache holds, leaves first, the cheapest first."""

@@ -36,7 +36,7 @@ _DIGEST = 16
 
 
 class Shelf:
-    """A folder of blocks of `block_bytes` each; used from one thread."""
+    """A folder of blocks, used from one thread; `block_bytes` of each are the cache's own."""
 
     def __init__(self, folder: Path, most_bytes: int, block_bytes: int, origin: str):
         """`origin` names the weights. Raises SlipstreamError if the folder cannot be used."""
@@ -61,10 +61,11 @@ class Shelf:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def root(self, namespace: Namespace) -> str:
-        """The name before the first block."""
+    def root(self, namespace: Namespace, beside: str = "") -> str:
+        """The name before the first block. `beside` names what else is kept in the blocks' files."""
         whose = (self._origin, namespace.model, namespace.numerics, str(namespace.kv_format), namespace.adapter)
-        return _hash(json.dumps([*whose, namespace.salt, self.block_bytes]).encode())
+        rest = [namespace.salt, self.block_bytes, *([beside] if beside else [])]
+        return _hash(json.dumps([*whose, *rest]).encode())
 
     @staticmethod
     def name(before: str, tokens: Sequence[int]) -> str:
@@ -82,8 +83,8 @@ class Shelf:
             with path.open("rb") as file:
                 head = file.readline(len(MAGIC))
                 header = json.loads(file.readline(MOST_HEADER))
-                data = file.read(self.block_bytes + 1)
-            whole = head == MAGIC and len(data) == self.block_bytes and header["hash"] == _hash(data)
+                data = file.read(into.size + 1)
+            whole = head == MAGIC and len(data) == into.size and header["hash"] == _hash(data)
             if not whole or header["tokens"] != list(tokens):
                 raise ValueError("its content is not what it says")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

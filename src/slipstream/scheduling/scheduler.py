@@ -30,7 +30,7 @@ BEARABLE, MOST_STRETCH = 0.05, 2.0
 longer of the two, however many wait.
 """
 LEAST_CHUNK = 2
-"""Prompt rows that a step takes in any case, so that prompts get on."""
+"""Prompt rows that a step takes in any case, all prompts together, so that they get on."""
 AGING = 10.0
 """Seconds of waiting that are worth one step of priority."""
 
@@ -172,9 +172,7 @@ class _Planner:
         room = state.limits.max_rows - self.rows
         chosen = allot(offers, Prices(step, sunk, state.draft_pass), bare.rows, room)
         for place, drafts in zip(places, chosen.drafts, strict=True):
-            sequence = self.spans[place].sequence
-            drafts = self._affordable_drafts(sequence, drafts)
-            self.spans[place] = SpanPlan(sequence, 1, drafts)
+            self.spans[place] = SpanPlan(self.spans[place].sequence, 1, drafts)
         neural = sum(1 for offer, drafts in zip(offers, chosen.drafts, strict=True) if offer.neural and drafts)
         each = state.draft_pass / neural if neural else 0.0
         row = chosen.rate * (step(2) - step(1))  # the first one alone bears what all drafts cost the host
@@ -182,12 +180,14 @@ class _Planner:
         return row, row + chosen.rate * each, cost.seconds(bare), chosen.speedup, extra
 
     def _within(self, sequence: Sequence, offer: Offer) -> Offer:
-        """No drafts past the last token that a sequence may have."""
-        most = sequence.limit - sequence.length - 1
-        return offer if len(offer.survival) <= most else replace(offer, survival=offer.survival[: max(most, 0)])
+        """No drafts past the last token that a sequence may have, or past the blocks that it may."""
+        most = self._affordable_drafts(sequence, min(len(offer.survival), sequence.limit - sequence.length - 1))
+        return offer if len(offer.survival) <= most else replace(offer, survival=offer.survival[:most])
 
     def _affordable_drafts(self, sequence: Sequence, drafts: int) -> int:
-        """Drafts for which there are blocks; nobody gives way for them. Takes the blocks."""
+        """Drafts for which there are blocks; nobody gives way for them. Puts the blocks by, before drafts are chosen:
+        if some were left out later, others might pay for what is left.
+        """
         held = max(len(sequence.blocks), -(-(sequence.computed + 1) // BLOCK_SLOTS))
         spare = max(0, self.available - len(self.spans))  # everybody who runs may need a block for the next step
         drafts = max(0, min(drafts, (held + spare) * BLOCK_SLOTS - sequence.computed - 1))
@@ -268,7 +268,7 @@ class _Planner:
 
     def _add_prompts(self, prompts: list[Sequence], ready: list[Sequence]) -> None:
         limits = self.state.limits
-        limit = self._step_seconds(prompts)
+        limit, decodes = self._step_seconds(prompts), self.rows
         running = sum(1 for s in ready if s.blocks and s not in self.preempted)
         for sequence in prompts:
             left = limits.max_rows - self.rows
@@ -285,7 +285,8 @@ class _Planner:
                 continue
             rows = min(sequence.length - self._start(sequence), left)
             if limit is not None:
-                rows = min(rows, self._affordable(sequence, rows, limit))
+                least = max(0, LEAST_CHUNK - (self.rows - decodes))
+                rows = min(rows, max(self._affordable(sequence, rows, limit), least))
             if rows <= 0:
                 return
             if sequence.blocks:
@@ -347,10 +348,9 @@ class _Planner:
         return limit
 
     def _affordable(self, sequence: Sequence, rows: int, limit: float) -> int:
-        """The most rows of a prompt that keep the step within `limit`, but a few in any case."""
+        """The most rows of a prompt that keep the step within `limit`."""
         cost = self.state.cost
         assert cost is not None
-        least = min(rows, LEAST_CHUNK) if not any(span.rows > 1 for span in self.spans) else 0
         if cost.seconds(self._shape(sequence, rows)) <= limit:
             return rows
         low, high = 0, rows
@@ -360,4 +360,4 @@ class _Planner:
                 low = middle
             else:
                 high = middle
-        return max(low, least)
+        return low

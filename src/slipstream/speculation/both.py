@@ -72,6 +72,15 @@ class Both(Drafter):
         for drafter in self.drafters:
             drafter.copy_blocks(pairs)
 
+    def irreplaceable(self, answer: Answer) -> str:
+        """Its drafter's."""
+        drafter = self._whose(answer)
+        return drafter.irreplaceable(answer) if drafter is not None else ""
+
+    def kept(self, state: str, block: int) -> Sequence[npt.NDArray[np.uint8]]:
+        """Of the one whose state it is."""
+        return next((parts for drafter in self.drafters if (parts := drafter.kept(state, block))), ())
+
     def begin_seconds(self, answers: int) -> float:
         """Of the newer one."""
         return self.drafters[-1].begin_seconds(answers)

@@ -115,6 +115,14 @@ class Drafter(ABC):
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:  # noqa: B027
         """The target's blocks are copied, pairs [n, 2] of (from, to) in order, and so is the drafter's state there."""
 
+    def irreplaceable(self, answer: Answer) -> str:
+        """Names what it keeps of an answer, if it cannot make that anew from tokens; empty if it can."""
+        return ""
+
+    def kept(self, state: str, block: int) -> Sequence[npt.NDArray[np.uint8]]:
+        """The bytes of what it keeps of a block under such a name, to be read and written; none under others."""
+        return ()
+
     def pass_seconds(self, answers: int) -> float:
         """Seconds of one pass that drafts a token for each of so many answers."""
         return 0.0

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.program import Proposal
-from slipstream.program.sampling import STREAM_DRAFT, Draw, DrawColumns, SamplingParams
+from slipstream.program.sampling import STREAM_DRAFT, Draw, DrawColumns, Mask, SamplingParams, mask_of
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.rejection import distribution
 
@@ -65,7 +65,7 @@ class DraftSettings:
         draw = answer.draw_after(draft)
         stream = STREAM_DRAFT if self.drawing == "own" else draw.stream
         params, adjust = self._params_of(answer, likeliest), self._known(draw.adjust)
-        return replace(draw, params=params, adjust=adjust, stream=stream)
+        return replace(draw, params=params, adjust=adjust, stream=stream, mask=self._allowed(draw.mask))
 
     def proposal(self, logits: Float32Array, draws: DrawColumns, row: int) -> Proposal | None:
         """What a token was drawn from, given the logits of the head's tokens; None for the only one there could be."""
@@ -91,6 +91,14 @@ class DraftSettings:
             return adjust
         places = [(bisect.bisect_left(ids, token), token, m, a) for token, m, a in adjust]
         return [(at, m, a) for at, token, m, a in places if at < len(ids) and ids[at] == token]
+
+    def _allowed(self, mask: Mask | None) -> Mask | None:
+        """A mask by row of the head; none where the head knows nothing that is allowed."""
+        if mask is None or self.ids is None:
+            return mask
+        within = self.ids[self.ids >> 5 < len(mask)]  # ascending: the first rows
+        rows = np.flatnonzero(mask[within >> 5] >> (within & 31).astype(np.uint32) & 1)
+        return mask_of(rows) if len(rows) else None
 
     def forget(self, answer: Answer) -> None:
         """Forget an answer."""

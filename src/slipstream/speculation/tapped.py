@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.kernels import Executable
+from slipstream.kernels.native import NativeExecutable
 from slipstream.program import BLOCK_SLOTS
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.drafter import Computed, Drafter
@@ -122,6 +123,18 @@ class TappedDrafter(Drafter):
     def free(self, answer: Answer, *, learn: bool = True) -> None:
         """Forget an answer."""
         self._waiting.pop(id(answer), None)
+
+    def irreplaceable(self, answer: Answer) -> str:
+        """It needs hidden states, which only come with computing the tokens again."""
+        return self.state
+
+    def kept(self, state: str, block: int) -> Sequence[npt.NDArray[np.uint8]]:
+        """Its part of the block, and the hidden state at the block's end if it keeps that."""
+        if state != self.state or not isinstance(self.executable, NativeExecutable):
+            return ()
+        cache = self.executable.operands.cache
+        edges = [self._edges[block].view(np.uint8)] if self.shift else []
+        return [cache.data.reshape(-1, cache.block_bytes)[block], *edges]
 
     def copy_blocks(self, pairs: npt.NDArray[np.int32]) -> None:
         """Copy the drafter's part of blocks."""

@@ -238,8 +238,9 @@ class NativeExecutable:
         self._copies = _NO_COPIES
 
     def wait(self) -> None:
-        """Until all submitted steps have run."""
+        """Until all submitted steps have run, and the blocks are copied that waited for them."""
         self.executor.wait()
+        self._copy()
 
     def collect(self) -> StepOutput:
         """The outcome of the oldest step that was not collected. Raises IndexError if there is none."""
