@@ -51,8 +51,9 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step looks for drafts, also where they seldom come of it."""
+    """Every step looks for drafts and every answer tries them, also where they seldom hold."""
     monkeypatch.setattr("slipstream.engine.drafting.PATIENCE", math.inf)
+    monkeypatch.setattr("slipstream.speculation.controller.HOPELESS", math.inf)
 
 
 @pytest.fixture(scope="module")

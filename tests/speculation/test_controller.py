@@ -19,7 +19,7 @@ from slipstream.speculation import Ask, Controller, Drafter, GrammarDrafter
 from slipstream.speculation.acceptance import AnswerAcceptance
 from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
-from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE
+from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE, MOST_LEFT, TEXT_RETRY
 
 # 10 ms a step, 0.7 ms for each row more.
 COST = CostModel(Curve((1, 64), (9e-3, 53e-3)), Curve((1, 2), (1e-3, 1e-3)), (0, 0, 0, 0), drafted=0.0)
@@ -125,6 +125,73 @@ def test_pauses_grow_and_end() -> None:
     assert track.pause == LONGEST_PAUSE
     play.run(2 * LONGEST_PAUSE, 0.95)
     assert track.pause == FIRST_PAUSE
+
+
+def trials(controller: Controller, answers: int, chance: float, tokens: int = 40) -> list[int]:
+    """Verifications of each of so many answers, one after the other."""
+    found = []
+    for seed in range(answers):
+        before = controller.counts()["luck", ""].rounds if controller.counts() else 0
+        play = Play(controller, seed=seed)
+        play.run(tokens, chance)
+        controller.free(play.answer)
+        found.append(controller.counts()["luck", ""].rounds - before)
+    return found
+
+
+def test_traffic_that_is_never_drafted_right_is_tried_more_and_more_seldom() -> None:
+    controller = Controller([Luck()])
+    hopeless = trials(controller, 200, 0.0)
+    assert [rounds > 0 for rounds in hopeless[:7]] == [True, True, False, True, False, False, True]
+    later = sum(rounds > 0 for rounds in hopeless[100:])
+    assert 2 <= later <= 5, "one of 33"
+    back = trials(controller, 2 * MOST_LEFT, 0.95)
+    first = next(index for index, rounds in enumerate(back) if rounds)
+    assert first <= MOST_LEFT
+    assert min(back[first + 1 :]) > 0, "and found out when it is drafted right"
+    other = Play(controller, "another kind")
+    other.run(10, 0.0)
+    assert controller.counts()["luck", "another kind"].rounds > 0
+
+
+def test_it_says_for_how_long_it_need_not_be_asked() -> None:
+    controller = Controller([Luck()])
+    play = Play(controller)
+    play.run(30, 0.0)
+    assert controller.offers([play.answer], COST) == {}
+    asleep = controller.asleep
+    assert 0 < asleep <= FIRST_PAUSE * 2
+    play.answer.tokens += [1] * (asleep - 1)
+    assert controller.offers([play.answer], COST) == {}
+    play.answer.tokens.append(1)
+    assert controller.offers([play.answer], COST)
+    assert controller.asleep == 0
+    with_text = Controller([Text(), Luck()])
+    play = Play(with_text)
+    play.run(60, 0.0)
+    with_text.offers([play.answer], COST)
+    assert with_text.asleep == 0, "text may repeat itself at any token"
+
+
+class Sure(Text):
+    """Thought to be right before anything was seen."""
+
+    def prior(self, draft_class: int) -> float:
+        return 0.95
+
+
+def test_with_many_answers_nothing_is_tried_that_could_not_bring_more_than_it_costs() -> None:
+    """Of drafts that are not expected to hold one of so many is tried: not where a row is as dear as a token."""
+    for count, tried in ((1, True), (48, False)):
+        drafter = Sure()
+        controller = Controller([drafter])
+        answers = [answer_of() for _ in range(count)]
+        for answer in answers:
+            for _ in range(60):
+                controller._knows(drafter, answer).classes.observe(0, 0.0)
+                controller._chances(drafter, answer, controller._track(answer)).observe(0, 0.0)
+        offered = any(controller.offers(answers, COST) for _ in range(2 * TEXT_RETRY))
+        assert offered is tried
 
 
 def test_text_and_neural_drafts_race() -> None:

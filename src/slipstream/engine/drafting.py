@@ -43,7 +43,7 @@ class Drafting:
         self.controller, self._vocabulary = controller, vocabulary
         self._verification = verification or ExactVerification()
         self._holdings = holdings
-        self._quiet = self._vain = self._unseen = 0
+        self._quiet = self._vain = self._unseen = self._asleep = 0
         self._offered = False
         self.resting = False
         """Whether nothing is drafted for now, and nothing learned."""
@@ -67,14 +67,18 @@ class Drafting:
                 sequence.namespace = replace(sequence.namespace, adapter=root)
 
     def offers(
-        self, sequences: SequenceOf[Sequence], cost: CostModel | None, under_way: bool
+        self, sequences: SequenceOf[Sequence], cost: CostModel | None, under_way: bool, steady: bool = False
     ) -> tuple[Mapping[int, Offer], float]:
         """What drafting would bring the sequences that decode next, and what a pass of the drafter takes.
 
-        Nothing is offered while a step is `under_way`: its tokens are not known.
+        Nothing is offered while a step is `under_way`: its tokens are not known. `steady`: they are the sequences of
+        the last step, a token further.
         """
         self._offered = False
         self._unseen += 1
+        self._asleep = self._asleep - 1 if steady else 0
+        if self._asleep > 0:
+            return {}, 0.0
         if self.controller is None or self.resting or cost is None or under_way:
             self._quiet += self._quiet > 0
             return {}, 0.0
@@ -87,6 +91,7 @@ class Drafting:
         self._unseen = 0
         self._vain += 1
         offers = self.controller.offers(eligible, cost)
+        self._asleep = self.controller.asleep
         self._offered = bool(offers)
         self._quiet = 0 if offers else self._quiet + 1
         neural = sum(offer.neural for offer in offers.values()) if offers else 0

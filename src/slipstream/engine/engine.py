@@ -257,7 +257,8 @@ class Engine:
     def _launch(self) -> list[Chunk]:
         """Plan a step and start it; returns news of sequences that the plan ends."""
         begun = time.perf_counter()
-        offers, draft_pass = self.drafting.offers(self._sequences, self._accounts.snapshot, bool(self._flights))
+        steady, cost = self._steady is not None, self._accounts.snapshot
+        offers, draft_pass = self.drafting.offers(self._sequences, cost, bool(self._flights), steady)
         if not offers and self._steady is not None and self._repeat(self._steady, begun):
             return []
         plan = self.planner(self._state(offers, draft_pass))

@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from slipstream.program import Draft, StepShape
@@ -27,6 +28,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 512
 TRIAL, HOPE = 4, 0.85
 """Drafts of a round that looks whether neural drafts pay, and the chance at which each of them is taken to be accepted:
 who expects little never finds out.
+"""
+HOPELESS, MOST_LEFT = 8, 32
+"""Verifications in a row without one token that held, of one kind of traffic, after which neural drafts leave out some
+of its answers: one before they are tried again, then twice as many each time in a row, and so many at most.
 """
 TEXT_RETRY, TEXT_TRIAL = 32, 2
 """Of so many drafts from text that do not pay by what is known, one is tried all the same, this long at most."""
@@ -66,6 +71,27 @@ class _Known:
     classes: Acceptance
     positions: Acceptance
     counts: Counts = field(default_factory=Counts)
+    vain: int = 0
+    """Verifications in a row without a token that held."""
+    left: int = 0
+    """Answers that are left out from now on."""
+    next_left: int = 1
+
+    def tries(self) -> bool:
+        """Whether neural drafts are tried for an answer that begins."""
+        if self.vain < HOPELESS:
+            return True
+        if self.left:
+            self.left -= 1
+            return False
+        self.left, self.next_left = self.next_left, min(2 * self.next_left, MOST_LEFT)
+        return True
+
+    def verified(self, accepted: int) -> None:
+        """A neural draft was tried."""
+        self.vain += 1
+        if accepted:
+            self.vain, self.left, self.next_left = 0, 0, 1
 
 
 class Place(NamedTuple):
@@ -87,6 +113,8 @@ class Controller:
         """Answers under one root of the prefix cache have the state of one drafter in their blocks."""
         self.dearness = 1.0
         """How much more verifying drafts lately cost than the cost model says: machines have moods."""
+        self.asleep = 0
+        """For how many tokens of the answers that were last looked at there will be no offers."""
         self._tracks: dict[int, _Track] = {}
         self._known: OrderedDict[tuple[str, str, bool], _Known] = OrderedDict()
         self._ready: dict[int, tuple[Drafter, Draft | None]] = {}
@@ -120,12 +148,15 @@ class Controller:
                     if self._track(answer).trial:  # whatever it might bring, its passes are too dear
                         drafter.doubt()
                     self._pause(answer)
-                elif draft is not None and gain <= 0.0 and self._tries_again(drafter, answer):
+                elif draft is not None and gain <= 0.0 and prices.worth_a_trial and self._tries_again(drafter, answer):
                     offer = Offer(survival([drafter.prior(c) for c in draft.classes[:TEXT_TRIAL]]))
                     gain = prices.gain(offer)
                 if gain > best:
                     best = gain
                     offers[id(answer)], self._ready[id(answer)] = offer, (drafter, draft)
+        self.asleep = 0
+        if not offers and self.neural is not None and len(self.drafters) == 1:
+            self.asleep = min(self._track(answer).resume - answer.generated for answer in eligible)
         return offers
 
     def _offer(self, drafter: Drafter, answer: Answer, draft: Draft | None, most: int) -> Offer | None:
@@ -150,6 +181,8 @@ class Controller:
         track = self._tracks.get(id(answer))
         if track is None:
             track = self._tracks[id(answer)] = _Track()
+            if self.neural is not None and not self._knows(self.neural, answer).tries():
+                track.resume = answer.generated + LONGEST_PAUSE
         return track
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
@@ -206,6 +239,8 @@ class Controller:
         depth = max(draft.depths) + 1
         tried = accepted if ended else min(accepted + 1, depth)
         known.counts.add(len(draft), accepted, tried)
+        if drafter.neural and tried:
+            known.verified(accepted)
         chances = self._chances(drafter, answer, track)
         if drafter.ranked:
             for index, rank in enumerate(draft.classes):
@@ -332,6 +367,14 @@ class _Prices:
         self._drafted, self._dearness = cost.drafted, dearness
         self._rate = count / cost.seconds(step)
         self._pass = neural.pass_seconds(count) / count if neural is not None else 0.0
+
+    @cached_property
+    def worth_a_trial(self) -> bool:
+        """Whether a draft from text that was not expected to hold, but does, brings more than one costs that does not.
+
+        With many answers side by side a row is nearly as dear as a token.
+        """
+        return self.gain(Offer((1.0,) * TEXT_TRIAL)) > TEXT_TRIAL / 2
 
     def gain(self, offer: Offer) -> float:
         """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
