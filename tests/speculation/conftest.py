@@ -1,4 +1,4 @@
-"""Tiny drafters have random weights and are hardly ever right: unless the controller is tested, they draft all the same."""
+"""Tiny drafters have random weights and are hardly ever right: here they draft all the same, unless that is tested."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -99,6 +100,19 @@ def test_a_server_that_refuses_is_not_taken_for_a_busy_one(tmp_path: Path) -> No
         with pytest.raises(SlipstreamError, match="no such key"):
             run_when_idle([sys.executable, "-c", "import time; time.sleep(60)"], Server("http://127.0.0.1:1").busy)
     assert Server("http://127.0.0.1:9").busy(), "nobody is there"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no such policy")
+def test_it_runs_where_nobody_else_wants_to(tmp_path: Path) -> None:
+    """So do threads that it starts."""
+    said = tmp_path / "said"
+    program = (
+        "import os, threading, time; time.sleep(0.5); found = [os.sched_getscheduler(0)]\n"
+        "thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(threading.get_native_id())))\n"
+        f"thread.start(); thread.join(); open({str(said)!r}, 'w').write(repr(found))"
+    )
+    assert run_when_idle([sys.executable, "-c", program], lambda: False)[0] == 0
+    assert said.read_text() == repr([os.SCHED_IDLE] * 2)
 
 
 def test_a_command_that_fails_says_so() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 EVERY, QUIET = 0.25, 3.0
@@ -31,6 +32,7 @@ def run_when_idle(
     at meanwhile.
     """
     process = subprocess.Popen(["nice", "-n", str(NICENESS), *command], start_new_session=True)
+    _give_way(process.pid)
     spent, held, last_busy = spent or Spent(), False, -quiet
     seen = time.monotonic()
     try:
@@ -54,3 +56,13 @@ def run_when_idle(
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     return process.returncode, spent
+
+
+def _give_way(pid: int) -> None:
+    """Let a process, and whatever it starts, run only where nobody else wants to, as far as the system can say so.
+
+    A nice process still gets its turns, and whoever waits for a thread that gave one up waits for milliseconds.
+    """
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
