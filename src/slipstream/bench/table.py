@@ -332,14 +332,12 @@ def results_table(folder: Path) -> str:
     for path in sorted(folder.rglob("*.json")):
         try:
             result = json.loads(path.read_text())
-            row = _row(result)
+            row, m, origin = _row(result), result["machine"], (result["date"], result["command"])
+            section = f"{m['processor']}, {m['cores']} cores, {m['isa']}"
         except (ValueError, KeyError, TypeError):
             continue
-        if row is None:
-            continue
-        m = result["machine"]
-        section = f"{m['processor']}, {m['cores']} cores, {m['isa']}"
-        sections[section].append(f"| {row[0]} | {row[1]} | {result['date']} | `{result['command']}` |")
+        if row is not None:
+            sections[section].append(f"| {row[0]} | {row[1]} | {origin[0]} | `{origin[1]}` |")
     lines = ["# Recorded results", "", "Made by `slipstream bench table benchmarks`; each row is a JSON file here."]
     for section, rows in sections.items():
         lines += ["", f"## {section}", "", "| what | result | date | command |", "|---|---|---|---|", *rows]
