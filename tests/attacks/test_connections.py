@@ -135,8 +135,8 @@ class Test9Connections:
 class Test10Keys:
     ROUTES = (
         "/v1/models", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/metrics", "/explain",
-        "/tokenize", "/admin/drafter", "/version", "/docs", "/openapi.json", "/nowhere", "//v1/models", "/v1/models/",
-        "/health/../metrics", "/%2e%2e/metrics", "/debug", "/v1/responses/resp_1",
+        "/tokenize", "/admin/drafter", "/admin/activity", "/version", "/docs", "/openapi.json", "/nowhere",
+        "//v1/models", "/v1/models/", "/health/../metrics", "/%2e%2e/metrics", "/debug", "/v1/responses/resp_1",
     )  # fmt: skip
 
     @pytest.mark.parametrize("path", ROUTES)

@@ -1,19 +1,27 @@
-"""/admin/drafter: who may, what is refused, and a drafter that goes to work while answers are being made."""
+"""/admin: who may, what is refused; a drafter that goes to work while answers are made; whoever waits for a request."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from starlette.requests import Request
 
+from slipstream.serving.activity import Activity
+from slipstream.serving.admin import MOST_SECONDS, activity, activity_asked
+from slipstream.serving.errors import ApiError
 from tests.serving.conftest import KEY, Server, start, stop
 from tests.speculation.folders import eagle3_folder
 
@@ -77,7 +85,8 @@ def test_a_web_page_is_not_taken_for_its_user(tiny_gguf: Path) -> None:
                 ({}, 200), ({"Origin": "http://evil.example"}, 403), ({"X-Forwarded-For": "1.2.3.4"}, 403),
                 ({"Host": "evil.example"}, 403), ({"Host": "localhost:80"}, 200),
             ):  # fmt: skip
-                assert client.get("/admin/drafter", headers=headers).status_code == status, headers
+                for route in ("drafter", "activity"):
+                    assert client.get(f"/admin/{route}", headers=headers).status_code == status, headers
     finally:
         stop(running)
 
@@ -185,3 +194,136 @@ def test_a_damaged_folder_leaves_the_server_as_it_was(server: Server, tmp_path: 
     status, report = admin(server, {"stage": "all", "drafter": str(tmp_path)})
     assert status == 400, report
     assert complete(server, 1)
+
+
+ENOUGH = 15.0
+"""Seconds for what comes at once, and fewer than anybody here waits for what does not come."""
+
+
+def seen(server: Server, *, key: str = ADMIN, timeout: float = ENOUGH, **query: float) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}"}
+    answer = httpx.get(f"{server.url}/admin/activity", headers=headers, params=query, timeout=timeout)
+    return answer.status_code, answer.json()
+
+
+def begun(server: Server) -> int:
+    status, report = seen(server)
+    assert (status, report["open"]) == (200, 0)
+    return int(report["begun"])
+
+
+@contextmanager
+def unanswered(server: Server) -> Iterator[None]:
+    """A request that stays open: its engine is halted."""
+    engine = server.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(complete, server, 1)
+        try:
+            yield
+            assert not answered.done()
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert answered.result()
+
+
+def test_who_may_see_activity(server: Server) -> None:
+    assert [seen(server, key=key)[0] for key in (ADMIN, USER, "sk-nobody-at-all")] == [200, 403, 401]
+
+
+def test_activity_is_told_at_once_when_there_is_some(server: Server) -> None:
+    before = begun(server)
+    with unanswered(server):
+        assert seen(server, since=before, wait=30) == (200, {"open": 1, "begun": before + 1})
+        assert seen(server, since=before + 1, wait=30) == (200, {"open": 1, "begun": before + 1})
+    assert seen(server, since=before, wait=30) == (200, {"open": 0, "begun": before + 1})
+
+
+def test_activity_is_waited_for(server: Server) -> None:
+    """For so long, and no longer than until a request begins, of whatever kind."""
+    before, asked = begun(server), time.monotonic()
+    assert seen(server, since=before, wait=0.7) == (200, {"open": 0, "begun": before})
+    assert time.monotonic() - asked >= 0.7
+    for path, body in (
+        ("completions", {"prompt": "a", "max_tokens": 2}),
+        ("completions", {"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 1}),
+        ("embeddings", {"input": "a"}),
+    ):
+        for named in (False, True):
+            with ThreadPoolExecutor(1) as pool, server.client() as client:
+                told = pool.submit(seen, server, wait=30, **({"since": before} if named else {}))  # type: ignore[arg-type]
+                time.sleep(0.4)
+                assert not told.done()
+                assert client.post(f"/v1/{path}", json=body).status_code == 200
+                before += 1
+                assert told.result()[1]["begun"] == before
+
+
+def test_who_does_not_wait_for_activity_any_more_is_no_failure(server: Server) -> None:
+    def failed() -> list[str]:
+        with server.client() as client:
+            return [line for line in client.get("/metrics").text.splitlines() if "requests_failed" in line]
+
+    before = failed()
+    with pytest.raises(httpx.ReadTimeout):
+        seen(server, since=begun(server), wait=30, timeout=0.3)
+    assert complete(server, 1)
+    assert failed() == before
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        *(({"since": value}, "since") for value in ("", "-1", "1.5", "x", "nan", "\u0663", "9" * 5000)),
+        *(({"wait": value}, "wait") for value in ("", "-1", "-inf", "nan", "x", "1s")),
+    ],
+)
+def test_what_activity_is_asked_by(query: Mapping[str, str], field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        activity_asked(query)
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_how_long_activity_is_waited_for() -> None:
+    assert activity_asked({}) == (None, 0.0)
+    assert activity_asked({"since": "0", "wait": "2.5"}) == (0, 2.5)
+    assert [activity_asked({"wait": long})[1] for long in ("31", "inf")] == [MOST_SECONDS] * 2 == [30.0] * 2
+
+
+def test_whoever_waits_for_activity_leaves_nothing() -> None:
+    """He may go away, or be cancelled."""
+
+    async def run() -> None:
+        gone, one = asyncio.Event(), Activity()
+
+        async def receive() -> Any:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        request = Request({"type": "http", "headers": [], "query_string": b"wait=30"}, receive)
+        for end in (lambda task: gone.set(), lambda task: task.cancel()):
+            gone.clear()
+            task = asyncio.create_task(activity(request, one))
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            end(task)
+            await asyncio.wait([task], timeout=ENOUGH)
+            assert task.done()
+            await asyncio.sleep(0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_whoever_waits_for_activity_does_not_keep_the_server(tiny_gguf: Path) -> None:
+    running = start(tiny_gguf, "--kv-cache-gb", "0.02", "--max-model-len", "256")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(seen, running, since=0, wait=30)
+            time.sleep(0.4)
+            assert not told.done()
+            running.process.send_signal(signal.SIGTERM)
+            assert told.result() == (200, {"open": 0, "begun": 0})
+        assert running.process.wait(ENOUGH) == 0
+    finally:
+        stop(running)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from slipstream.cli.drafter_deploy import Retraining, _renew
@@ -21,6 +25,7 @@ from slipstream.training.drift import drift
 from slipstream.training.idle import run_when_idle
 from slipstream.training.remote import Server
 from slipstream.weights.open import open_checkpoint
+from tests.serving.conftest import start, stop
 from tests.speculation.folders import dspark_folder, eagle3_folder
 
 
@@ -57,7 +62,7 @@ def test_a_command_is_held_while_the_server_is_busy(tmp_path: Path) -> None:
     )
     begun = time.monotonic()
 
-    def busy() -> bool:
+    def busy(wait: float) -> bool:
         return 0.4 < time.monotonic() - begun < 2.0
 
     status, spent = run_when_idle([sys.executable, "-c", program], busy, quiet=0.3)
@@ -72,21 +77,89 @@ def test_a_command_is_held_while_the_server_is_busy(tmp_path: Path) -> None:
     assert not any(begun + 1.0 < when < begun + 2.0 for when in times)
 
 
-METRICS = (
-    'vllm:num_requests_running{{model_name="m"}} {running}\nvllm:num_requests_waiting{{model_name="m"}} 0\n'
-    'vllm:generation_tokens_total{{model_name="m"}} {tokens}\n'
-)
-
-
 def test_a_server_is_busy_that_was_since_it_was_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short requests come and go between two looks."""
-    server, said = Server("http://127.0.0.1:1"), {"running": 0, "tokens": 5}
-    monkeypatch.setattr(Server, "_ask", lambda *_, **__: METRICS.format(**said).encode())
-    assert [server.busy(), server.busy()] == [False, False]
-    said["tokens"] = 9
+    server, said, asked = Server("http://127.0.0.1:1"), {"open": 0, "begun": 5}, list[tuple[str, float]]()
+
+    def answer(self: Server, path: str, seconds: float) -> bytes:
+        asked.append((path, seconds))
+        return json.dumps(said).encode()
+
+    monkeypatch.setattr(Server, "_ask", answer)
+    assert [server.busy(), server.busy(4.5)] == [False, False]
+    said["begun"] = 9
     assert [server.busy(), server.busy()] == [True, False]
-    said["running"] = 1
+    said["open"] = 1
     assert server.busy()
+    said |= {"open": 0, "begun": 0}
+    assert [server.busy(), server.busy()] == [True, False], "it was started again"
+    paths = [path.removeprefix("/admin/activity?") for path, _ in asked]
+    assert paths[:3] == ["wait=0", "wait=4.5&since=5", "wait=0&since=5"]
+    assert asked[1][1] > 4.5
+    said.clear()
+    with pytest.raises(SlipstreamError, match="as slipstream serve does"):
+        server.busy()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show what a process does")
+def test_a_command_stops_while_the_request_is_still_open(tiny_gguf: Path, tmp_path: Path) -> None:
+    """It is told so; the next look would come much later."""
+    own, over = tmp_path / "pid", False
+
+    def state() -> str:
+        return Path(f"/proc/{own.read_text()}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 15
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    running = start(tiny_gguf, "--kv-cache-gb", "0.02", "--max-model-len", "256")
+    engine, at = running.engine_pid(), Server(running.url)
+
+    def busy(wait: float) -> bool:
+        if over:
+            raise SlipstreamError("over")
+        return at.busy(30.0 if wait else 0.0)
+
+    command = ["sh", "-c", f"printf $$ > {own}.new; mv {own}.new {own}; exec sleep 600"]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            ended = pool.submit(run_when_idle, command, busy, 0.3)
+            until(lambda: own.exists() and state() == "S")
+            time.sleep(0.4)  # most likely the server is being asked now
+            os.kill(engine, signal.SIGSTOP)  # who asks it now is not answered yet
+            try:
+                answered = pool.submit(httpx.post, f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=60)
+                until(lambda: state() == "T")
+                assert not answered.done()
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            assert answered.result().status_code == 200
+            until(lambda: state() == "S")
+            over = True
+            httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=60)
+            with pytest.raises(SlipstreamError, match="over"):
+                ended.result(30)
+    finally:
+        stop(running)
+
+
+def test_a_request_is_waited_for_while_the_command_runs() -> None:
+    """Instead of looking again and again; not while it is held, nor for long, as it may end."""
+    waits, answers = list[float](), [False, True, False, False]
+
+    def busy(wait: float) -> bool:
+        waits.append(wait)
+        if not answers:
+            raise SlipstreamError("over")
+        return answers.pop(0)
+
+    with pytest.raises(SlipstreamError, match="over"):
+        run_when_idle(["sleep", "600"], busy, quiet=1e-6)
+    assert waits == [idle.WAIT, idle.WAIT, 0.0, idle.WAIT, idle.WAIT]
+    assert idle.WAIT <= 2.0
 
 
 def test_a_server_that_refuses_is_not_taken_for_a_busy_one(tmp_path: Path) -> None:
@@ -111,12 +184,12 @@ def test_it_runs_where_nobody_else_wants_to(tmp_path: Path) -> None:
         "thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(threading.get_native_id())))\n"
         f"thread.start(); thread.join(); open({str(said)!r}, 'w').write(repr(found))"
     )
-    assert run_when_idle([sys.executable, "-c", program], lambda: False)[0] == 0
+    assert run_when_idle([sys.executable, "-c", program], lambda wait: False)[0] == 0
     assert said.read_text() == repr([os.SCHED_IDLE] * 2)
 
 
 def test_a_command_that_fails_says_so() -> None:
-    assert run_when_idle([sys.executable, "-c", "raise SystemExit(3)"], lambda: False)[0] == 3
+    assert run_when_idle([sys.executable, "-c", "raise SystemExit(3)"], lambda wait: False)[0] == 3
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ class _Training:
         with suppress(_OverError):
             run_when_idle(self._command, self._busy, self._quiet, self.spent)
 
-    def _busy(self) -> bool:
+    def _busy(self, wait: float) -> bool:
         if self.over:
             raise _OverError
-        return self.resting or self._at.busy()
+        return self.resting or self._at.busy(min(wait, EVERY))  # what is told here is seen soon, too
 
     def turn(self, *, resting: bool) -> None:
         """Let it run from now on, or see to it that it rests. Raises SlipstreamError if it has ended."""

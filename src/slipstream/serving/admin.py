@@ -1,7 +1,9 @@
-"""Admin: a new drafter is deployed, watched and taken back. Only for keys that may, or, without keys, this machine."""
+"""Admin: drafters come and go; trainings see when to give way. For keys that may, or, without keys, this machine."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,12 +13,16 @@ from slipstream.engine.client import EngineClient, EngineDiedError
 from slipstream.engine.drafters import Speculative
 from slipstream.engine.messages import RolloutStats
 from slipstream.errors import SlipstreamError, UsageError
+from slipstream.serving.activity import Activity
 from slipstream.serving.errors import ApiError, bad_request
+from slipstream.serving.exchange import disconnected
 from slipstream.serving.keys import Key
 from slipstream.weights.references import resolve
 
 LOOPBACK = ("127.0.0.1", "::1")
 LOCAL_NAMES = (*LOOPBACK, "localhost")
+MOST_SECONDS = 30.0
+"""For which an answer about activity is waited for."""
 
 
 class DeployBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,3 +112,30 @@ def shown(client: EngineClient) -> dict[str, Any]:
             for d in stats.drafts
         ],
     }
+
+
+def activity_asked(query: Mapping[str, str]) -> tuple[int | None, float]:
+    """After how many that have begun, if that is said, and the seconds to wait. Raises ApiError 400 with the field."""
+    since, wait = query.get("since"), query.get("wait", "0")
+    if since is not None and not (since.isascii() and since.isdigit() and len(since) <= 18):
+        raise bad_request("since is a whole number, 0 or more", "since")
+    try:
+        seconds = float(wait)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0.0:  # NaN is refused, too
+        raise bad_request("wait is a number of seconds, 0 or more", "wait")
+    return None if since is None else int(since), min(seconds, MOST_SECONDS)
+
+
+async def activity(request: Request, activity: Activity) -> dict[str, Any]:
+    """What is open and what has begun, when there is something to tell or the time is over. Raises ApiError."""
+    since, seconds = activity_asked(request.query_params)
+    busy = asyncio.create_task(activity.after(activity.begun if since is None else since))
+    left = asyncio.create_task(disconnected(request))
+    try:
+        await asyncio.wait([busy, left], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        busy.cancel()
+        left.cancel()
+    return {"open": activity.open, "begun": activity.begun}

@@ -80,6 +80,8 @@ class Api:
     @draining.setter
     def draining(self, value: bool) -> None:
         self.exchange.draining = value
+        if value:
+            self.exchange.activity.end()
 
     def app(self) -> ASGIApp:
         """The whole application."""
@@ -99,6 +101,7 @@ class Api:
             Route("/metrics", self._guarded(self.show_metrics), methods=get),
             Route("/explain", self._guarded(self.explain), methods=get),
             Route("/admin/drafter", self._guarded(self.drafter), methods=["GET", "POST"]),
+            Route("/admin/activity", self._guarded(self.activity), methods=get),
             Route("/version", self._guarded(self.version), methods=get),
             Route("/openapi.json", self._guarded(self.openapi), methods=get),
             Route("/health", self.health, methods=get),
@@ -185,6 +188,11 @@ class Api:
         if request.method == "GET":
             return json_response(admin.shown(self.client))
         return json_response(await admin.deploy(self.client, admin.deploy_body(await self._body(request))))
+
+    async def activity(self, request: Request, key: Key) -> Response:
+        """Requests for answers: those that are open, and those that have begun; waits for the next if that is asked."""
+        admin.allow(request, key, keys=self.keys.required)
+        return json_response(await admin.activity(request, self.exchange.activity))
 
     async def tokenize(self, request: Request, key: Key) -> Response:
         """{"prompt": "…"} or {"messages": […]} as token ids."""

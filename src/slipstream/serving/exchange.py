@@ -20,6 +20,7 @@ from slipstream.engine.request import Terms
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.serving import openai
+from slipstream.serving.activity import Activity
 from slipstream.serving.answers import Answer, timings_of
 from slipstream.serving.errors import GONE, ApiError, bad_request
 from slipstream.serving.flush import Flush
@@ -90,7 +91,7 @@ class Exchange:
         """With a `recorder` answers are kept for training, as made by what was `served`."""
         self.client, self.limits, self.metrics = client, limits, metrics
         self.recorder, self.served = recorder, served or Served()
-        self.tracing = Tracing.start()
+        self.tracing, self.activity = Tracing.start(), Activity()
         self.draining = False
 
     async def run(self, request: Request, key: Key, wanted: Wanted, answer: Answer) -> Response:
@@ -154,7 +155,7 @@ class Exchange:
         if self.client.open + count > self.limits.max_queue:
             message = f"{self.client.open} requests are open, the limit is {self.limits.max_queue}"
             raise ApiError(429, message, "rate_limit_error", code="queue_full", headers={"Retry-After": "1"})
-        with key.admitted(count, self.limits.max_queue):
+        with key.admitted(count, self.limits.max_queue), self.activity.counted():
             yield
 
     def _left(self, span: Span, ended: Sequence[RequestTimings] = ()) -> Response:
@@ -178,7 +179,7 @@ class Exchange:
                     self.metrics.count(timings, answer.reason(chunks))
 
         collecting = asyncio.create_task(collect())
-        leaving = asyncio.create_task(_disconnected(request))
+        leaving = asyncio.create_task(disconnected(request))
         await asyncio.wait([collecting, leaving], return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
         self.metrics.gaps(gaps)
@@ -313,7 +314,7 @@ async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | No
     async def first() -> News:
         return await anext(news)
 
-    waiting, leaving = asyncio.create_task(first()), asyncio.create_task(_disconnected(request))
+    waiting, leaving = asyncio.create_task(first()), asyncio.create_task(disconnected(request))
     try:
         both: list[asyncio.Task[Any]] = [waiting, leaving]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -328,7 +329,8 @@ async def _unless_gone(request: Request, news: AsyncIterator[News]) -> News | No
     return None
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Wait until the client has gone away."""
     while True:
         if (await request.receive())["type"] == "http.disconnect":
             return

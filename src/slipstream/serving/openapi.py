@@ -14,7 +14,7 @@ from slipstream.serving.embeddings import EmbeddingsRequest
 from slipstream.serving.messages import MessagesRequest
 from slipstream.serving.openai import ChatRequest, CompletionRequest
 from slipstream.serving.openapi_answers import COMPONENTS, content_of
-from slipstream.serving.openapi_shapes import FLAG, TEXT, any_of, open_object, or_null, ref
+from slipstream.serving.openapi_shapes import COUNT, FLAG, SECONDS, TEXT, any_of, open_object, or_null, ref
 from slipstream.serving.responses import ResponsesRequest
 
 BODIES: Mapping[str, tuple[str, type[Any]]] = {
@@ -73,6 +73,12 @@ def document(served_name: str | None = None, vocabulary: int | None = None) -> d
     paths["/admin/drafter"] = {
         "get": _operation("How drafters fare."),
         "post": _operation("Deploy a drafter, change its stage, take it back.", by_path["/admin/drafter"]),
+    }
+    paths["/admin/activity"] = {
+        "parameters": [
+            {"name": name, "in": "query", "schema": kind} for name, kind in (("since", COUNT), ("wait", SECONDS))
+        ],
+        "get": _operation("Requests that are open, and that have begun; waits for the next one if asked to."),
     }
     for path, operations in paths.items():
         for method in operations.keys() - {"parameters"}:

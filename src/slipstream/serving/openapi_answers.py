@@ -135,6 +135,7 @@ COMPONENTS: Mapping[str, Schema] = {
         },
         {"warnings": list_of(TEXT)},
     ),
+    "Activity": closed_object({"open": COUNT, "begun": COUNT}),
     "Error": closed_object({"error": closed_object({
         "message": TEXT, "type": TEXT, "param": or_null(TEXT), "code": or_null(TEXT)
     })}),
@@ -150,6 +151,7 @@ ANSWERS: Mapping[tuple[str, str], str] = {
     ("get", "/v1/models"): "Models", ("get", "/v1/models/{id}"): "Model", ("post", "/tokenize"): "Tokens",
     ("post", "/detokenize"): "Text", ("get", "/version"): "Version", ("get", "/health"): "Health",
     ("get", "/explain"): "Explained", ("get", "/admin/drafter"): "Drafters", ("post", "/admin/drafter"): "Drafters",
+    ("get", "/admin/activity"): "Activity",
 }  # fmt: skip
 """The schema of what a method of a route answers with 200. What is not here is text, or the document itself."""
 STREAMED = ("ChatCompletion", "TextCompletion", "Response", "Message")

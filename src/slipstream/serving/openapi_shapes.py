@@ -10,6 +10,7 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
+SECONDS: Schema = {"type": "number", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 ANY: Schema = {}
 OPEN: Schema = {"type": "object"}

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 EVERY, QUIET = 0.25, 3.0
-"""Seconds between two looks at the server, and for which it must have been idle before the command goes on."""
+"""Seconds between two looks at a busy server, and for which it must have been idle before the command goes on."""
+WAIT = 1.0
+"""Seconds for which a request is waited for before it is seen whether the command has ended."""
 NICENESS = 19
 
 
@@ -24,12 +26,13 @@ class Spent:
 
 
 def run_when_idle(
-    command: Sequence[str], busy: Callable[[], bool], quiet: float = QUIET, spent: Spent | None = None
+    command: Sequence[str], busy: Callable[[float], bool], quiet: float = QUIET, spent: Spent | None = None
 ) -> tuple[int, Spent]:
     """Run a command to its end, stopped whenever `busy` says so; returns its exit status and where the time went.
 
-    It is ended with this process, or when `busy` raises, and gets no terminal signals of its own. `spent` can be looked
-    at meanwhile.
+    `busy` is given the seconds for which it may wait for a request while there is none: the command is stopped when it
+    answers. The command is ended with this process, or when `busy` raises, and gets no terminal signals of its own.
+    `spent` can be looked at meanwhile.
     """
     process = subprocess.Popen(["nice", "-n", str(NICENESS), *command], start_new_session=True)
     _give_way(process.pid)
@@ -37,15 +40,17 @@ def run_when_idle(
     seen = time.monotonic()
     try:
         while process.poll() is None:
+            looked = time.monotonic()
+            found = busy(0.0 if held else WAIT)
             now = time.monotonic()
-            if busy():
+            if found:
                 last_busy = now
             hold = now - last_busy < quiet
             if hold != held:
                 os.killpg(process.pid, signal.SIGSTOP if hold else signal.SIGCONT)
             spent.held, spent.ran = spent.held + held * (now - seen), spent.ran + (not held) * (now - seen)
             held, seen = hold, now
-            time.sleep(EVERY)
+            time.sleep(max(0.0, looked + EVERY - time.monotonic()))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGCONT)

@@ -10,7 +10,8 @@ from typing import Any
 
 from slipstream.errors import SlipstreamError, UsageError
 
-SECONDS = 150.0
+SECONDS, SOON = 150.0, 2.0
+"""Within which it answers what may take a while, and what may not."""
 
 
 class UnreachableError(SlipstreamError):
@@ -23,7 +24,7 @@ class Server:
 
     url: str
     key: str | None = None
-    _said: float = -1.0
+    _begun: int | None = None
 
     def drafter(self) -> dict[str, Any]:
         """How drafters fare there. Raises SlipstreamError."""
@@ -34,22 +35,24 @@ class Server:
         body = {"drafter": folder, "stage": stage, "share": share, "auto": auto}
         return self._json(self._ask("/admin/drafter", json.dumps(body).encode()))
 
-    def busy(self) -> bool:
+    def busy(self, wait: float = 0.0) -> bool:
         """Whether it has requests, or had some since this was asked last; a server that does not answer has.
 
-        Raises SlipstreamError if it refuses to say.
+        If it has none, waits so many seconds for one to come, and answers when it does. Raises SlipstreamError if it
+        refuses to say.
         """
+        path, before = f"/admin/activity?wait={wait:g}", self._begun
+        if before is not None:
+            path += f"&since={before}"
         try:
-            lines = self._ask("/metrics", seconds=2.0).decode().splitlines()
+            said = self._json(self._ask(path, seconds=wait + SOON))
         except UnreachableError:
             return True
-
-        def total(*names: str) -> float:
-            return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names))
-
-        said, before = total("vllm:generation_tokens_total{"), self._said
-        self._said = said
-        return total("vllm:num_requests_running{", "vllm:num_requests_waiting{") > 0 or said > before >= 0
+        try:
+            now, self._begun = int(said["open"]), int(said["begun"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SlipstreamError(f"{self.url}: does not answer as slipstream serve does") from error
+        return now > 0 or before not in (None, self._begun)
 
     def _ask(self, path: str, body: bytes | None = None, seconds: float = SECONDS) -> bytes:
         if not self.url.startswith(("http://", "https://")):
