@@ -124,9 +124,9 @@ def test_a_command_stops_while_the_request_is_still_open(tiny_gguf: Path, tmp_pa
         return at.busy(30.0 if wait else 0.0)
 
     command = ["sh", "-c", f"printf $$ > {own}.new; mv {own}.new {own}; exec sleep 600"]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            ended = pool.submit(run_when_idle, command, busy, 0.3)
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.submit(run_when_idle, command, busy, 0.3)
+        try:
             until(lambda: own.exists() and state() == "S")
             time.sleep(0.4)  # most likely the server is being asked now
             os.kill(engine, signal.SIGSTOP)  # who asks it now is not answered yet
@@ -138,12 +138,11 @@ def test_a_command_stops_while_the_request_is_still_open(tiny_gguf: Path, tmp_pa
                 os.kill(engine, signal.SIGCONT)
             assert answered.result().status_code == 200
             until(lambda: state() == "S")
+        finally:
             over = True
-            httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=60)
-            with pytest.raises(SlipstreamError, match="over"):
-                ended.result(30)
-    finally:
-        stop(running)
+            stop(running)
+        with pytest.raises(SlipstreamError, match="over"):
+            ended.result(30)
 
 
 def test_a_request_is_waited_for_while_the_command_runs() -> None:
@@ -160,6 +159,19 @@ def test_a_request_is_waited_for_while_the_command_runs() -> None:
         run_when_idle(["sleep", "600"], busy, quiet=1e-6)
     assert waits == [idle.WAIT, idle.WAIT, 0.0, idle.WAIT, idle.WAIT]
     assert idle.WAIT <= 2.0
+
+
+def test_a_server_that_answers_early_is_not_asked_all_the_time() -> None:
+    """One that is busy, and one that is going away and waits for nobody."""
+    looks = list[float]()
+
+    def busy(wait: float) -> bool:
+        looks.append(time.monotonic())
+        return len(looks) < 3
+
+    assert run_when_idle(["sleep", "1.5"], busy, quiet=1e-6)[0] == 0
+    assert len(looks) > 3
+    assert min(b - a for a, b in pairwise(looks)) > 0.9 * idle.EVERY
 
 
 def test_a_server_that_refuses_is_not_taken_for_a_busy_one(tmp_path: Path) -> None:
