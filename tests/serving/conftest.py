@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,22 +87,25 @@ def stop(server: Server) -> None:
             raise
 
 
-@pytest.fixture(scope="module")
-def server(tiny_gguf: Path) -> Iterator[Server]:
-    running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01")
-    yield running
+@contextmanager
+def checked(model: Path, *options: str) -> Iterator[Server]:
+    """A server that is found well at the end, and ended."""
+    running = start(model, *options)
     try:
+        yield running
         running.check()
     finally:
         stop(running)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_gguf: Path) -> Iterator[Server]:
+    with checked(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
 def real_server(smollm: Path) -> Iterator[Server]:
     """A real model, for whatever needs sense: tools, structured answers, other protocols."""
-    running = start(smollm, "--api-key", KEY, "--kv-cache-gb", "0.2", "--max-model-len", "2048")
-    yield running
-    try:
-        running.check()
-    finally:
-        stop(running)
+    with checked(smollm, "--api-key", KEY, "--kv-cache-gb", "0.2", "--max-model-len", "2048") as running:
+        yield running

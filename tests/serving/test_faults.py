@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from tests.conftest import write_tiny_gguf
-from tests.serving.conftest import COMMAND, KEY, LIMITED, Server, start, stop
+from tests.serving.conftest import COMMAND, KEY, LIMITED, Server, checked, start, stop
 
 CHAT = "/v1/chat/completions"
 
@@ -205,14 +205,9 @@ def own(tiny_gguf: Path, tmp_path: Path) -> Iterator[Server]:
     }
     file = tmp_path / "keys.json"
     file.write_text(json.dumps(keys))
-    running = start(
-        tiny_gguf, "--api-keys-file", str(file), "--threads", "1", "--max-queue", "4", "--request-timeout", "20"
-    )
-    yield running
-    try:
-        running.check()
-    finally:
-        stop(running)
+    options = ("--threads", "1", "--max-queue", "4", "--request-timeout", "20")
+    with checked(tiny_gguf, "--api-keys-file", str(file), *options) as running:
+        yield running
 
 
 LOAD_AND = 2.0
@@ -227,13 +222,8 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, flo
     path = tmp_path_factory.mktemp("slow") / "slow.gguf"
     write_tiny_gguf(path, hidden=512, layers=16)
     begun = time.monotonic()
-    running = start(path, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.1")
-    loading = time.monotonic() - begun
-    yield running, loading
-    try:
-        running.check()
-    finally:
-        stop(running)
+    with checked(path, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.1") as running:
+        yield running, time.monotonic() - begun
 
 
 def streamed(http: httpx.Client, request: dict[str, object], speaks: threading.Event) -> str:

@@ -15,7 +15,7 @@ import pytest
 from slipstream.serving.errors import ApiError
 from slipstream.serving.prompts import Prompts
 from tests.conftest import CONTEXT
-from tests.serving.conftest import KEY, Server, start, stop
+from tests.serving.conftest import KEY, Server, checked
 
 SIZE = 10 << 20
 WORDS = "ab " * (SIZE // 3)
@@ -40,12 +40,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {
 def server(tiny_gguf: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, int]]:
     """One that takes bodies of so many megabytes: as many as by default, and far more."""
     options = () if request.param == 8 else ("--max-body-mb", str(request.param))
-    running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01", *options)
-    yield running, request.param
-    try:
-        running.check()
-    finally:
-        stop(running)
+    with checked(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01", *options) as running:
+        yield running, request.param
 
 
 def asked(server: Server, kind: str) -> httpx.Response:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import write_tiny_gguf
-from tests.serving.conftest import KEY, Server, start, stop
+from tests.serving.conftest import KEY, Server, checked
 from tests.serving.test_faults import CHAT, body, head_of
 
 STATS = 1.2
@@ -32,12 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two places; it computes at a long prompt for a while."""
     path = tmp_path_factory.mktemp("slow") / "slow.gguf"
     write_tiny_gguf(path, hidden=512, layers=16)
-    running = start(path, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.1", "--max-num-seqs", "2")
-    yield running
-    try:
-        running.check()
-    finally:
-        stop(running)
+    options = ("--threads", "1", "--kv-cache-gb", "0.1", "--max-num-seqs", "2")
+    with checked(path, "--api-key", KEY, *options) as running:
+        yield running
 
 
 def figures(server: Server) -> dict[str, float]:

@@ -23,7 +23,7 @@ from slipstream.serving.exchange import ServerLimits
 from slipstream.serving.gate import Gate
 from slipstream.serving.keys import Keys
 from slipstream.serving.openapi import BODIES, document
-from tests.serving.conftest import KEY, Server, start, stop
+from tests.serving.conftest import KEY, Server, checked
 
 
 def test_every_route_is_in_it(server: Server) -> None:
@@ -116,12 +116,9 @@ LEAST = 0.4
 @pytest.fixture(scope="module")
 def brief(tiny_gguf: Path) -> Iterator[Server]:
     """A server whose answers come to an end soon."""
-    running = start(tiny_gguf, "--api-key", KEY, "--threads", "1", "--kv-cache-gb", "0.01", "--max-model-len", "256")
-    yield running
-    try:
-        running.check()
-    finally:
-        stop(running)
+    options = ("--threads", "1", "--kv-cache-gb", "0.01", "--max-model-len", "256")
+    with checked(tiny_gguf, "--api-key", KEY, *options) as running:
+        yield running
 
 
 def test_schemathesis_finds_nothing(brief: Server, tmp_path: Path) -> None:

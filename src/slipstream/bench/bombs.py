@@ -62,7 +62,8 @@ def under_another_name(schema: Any, name: object) -> Any:
 
 def measure(model: str, options: Sequence[str], turns: int, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Keys: bombs (by name: status, seconds until the whole answer, tpot: that of a stream beside it over one alone;
-    both as spreads over the turns), dearest (name of the one that took longest), turns.
+    both as spreads over the turns), dearest (name of the one that took longest), worst_beside (of the one with the
+    greatest tpot), median_tpot, turns.
     """
     rng = random.Random(0)
     found: dict[str, Any] = {}

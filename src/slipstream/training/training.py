@@ -131,8 +131,7 @@ def train(
     """Train into `folder`, which then holds a drafter, its cards and curves; returns the training card.
 
     A folder in which the same training was stopped is gone on with. `progress` is told where the training is, and the S
-    that the drafter should have by now; `chose` first of its size. `about`, how it was asked
-    for, goes into its card.
+    that the drafter should have by now; `chose` first of its size. `about`, how it was asked for, goes into its card.
     """
     keep_memory_small()
     meter, parallel = Meter(), Parallel.start()
