@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from slipstream.engine import Chunk, Engine, LoadOptions, Model, load_model
 from slipstream.engine.cost import fit_cost
@@ -134,7 +135,7 @@ def test_the_same_answers(tiny_gguf: Path, backend: str) -> None:
     ]
     for chosen in (requests, requests[:3], requests[:1]):
         for left, right in zip(*(said(Engine(model, ahead=a), chosen) for a in (False, True)), strict=True):
-            by_choice = [[c._replace(request=0) for c in sorted(x, key=lambda c: c.choice)] for x in (left, right)]
+            by_choice = [[replace(c, request=0) for c in sorted(x, key=lambda c: c.choice)] for x in (left, right)]
             assert by_choice[0] == by_choice[1]
 
 

@@ -64,7 +64,7 @@ def test_tenants_take_turns(desk: Desk, compiler: Compiler) -> None:
     for number in range(4):
         assert not desk.take(asked(number, f"a{number}", "many"))
     assert not desk.take(asked(9, "b", "one"))
-    assert desk.waiting
+    assert desk.waiting == 5
     for name in ("a0", "a1", "a2", "a3", "b"):
         compiler.let(name)
     assert until(desk, 5) == [(0, ""), (1, ""), (9, ""), (2, ""), (3, "")]

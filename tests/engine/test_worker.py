@@ -104,6 +104,11 @@ def test_a_grammar_that_is_being_compiled_holds_up_nobody(
                     assert chunk.request == number
                     text += chunk.text if number == 1 else ""
                     tokens -= len(chunk.token_ids)
+            if not said.is_set():
+                ask(client, Ping())
+                pong = decode_from_engine(client.recv()) if client.poll(10_000) else None
+                assert isinstance(pong, Pong)
+                assert (pong.stats.running, pong.stats.waiting) == (0, 1), "who waits for his grammar waits"
             said.set()
     finally:
         said.set()

@@ -69,6 +69,18 @@ def test_draws_along_an_answer_are_single_draws(params: SamplingParams, seed: in
         assert np.asarray(mine).dtype == np.asarray(theirs).dtype
 
 
+@given(
+    st.lists(st.tuples(PARAMS, *[st.integers(0, (1 << 64) - 1), st.integers(0, 5), st.integers(0, 5000)]), min_size=1)
+)
+def test_plain_draws_are_single_draws(rows: list[tuple[SamplingParams, int, int, int]]) -> None:
+    plain = DrawColumns.plain(*map(list, zip(*rows, strict=True)))
+    single = DrawColumns.of([Draw(*row) for row in rows])
+    for name in DrawColumns.__slots__:
+        mine, theirs = getattr(plain, name), getattr(single, name)
+        assert np.array_equal(mine, theirs)
+        assert np.asarray(mine).dtype == np.asarray(theirs).dtype
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(PARAMS, ADJUST, st.integers(0, (1 << 64) - 1), MASKS), min_size=1, max_size=8))
 def test_native_equals_reference(requests: list[tuple[SamplingParams, list, int, Mask | None]]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from slipstream.scheduling import Limits, Plan, State, schedule
 from tests.scheduling.test_scheduler import COST
 
 
-def fields(thing: Any) -> dict[str, Any]:
+def parts(thing: Any) -> dict[str, Any]:
     """What a thing is made of now, its lists and tables as they are now."""
     containers = (list, dict, deque, Counter, bytearray)
-    return {name: value.copy() if isinstance(value, containers) else value for name, value in vars(thing).items()}
+    names = [f.name for f in fields(thing)] if is_dataclass(thing) else [*vars(thing)]
+    found = {name: getattr(thing, name) for name in names}
+    return {name: value.copy() if isinstance(value, containers) else value for name, value in found.items()}
 
 
 class Looking:
@@ -58,8 +60,8 @@ class Looking:
         )
         status = [(path.name, path.stat()) for path in sorted(shelf.folder.iterdir())] if shelf else []
         files = [(name, s.st_size, s.st_mtime_ns, s.st_atime_ns) for name, s in status]
-        known = [fields(s) for s in state.sequences], fields(engine.pool), fields(engine.spare), dict(state.served)
-        return [*known, tree, shelf and fields(shelf), files]
+        known = [parts(s) for s in state.sequences], parts(engine.pool), parts(engine.spare), dict(state.served)
+        return [*known, tree, shelf and parts(shelf), files]
 
 
 @pytest.fixture(scope="module")

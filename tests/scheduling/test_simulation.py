@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,8 @@ class Simulation:
         """All that a plan may depend on."""
 
         def plain(s: Sequence) -> dict[str, Any]:
-            return {name: copy.copy(value) for name, value in vars(s).items() if name not in ("node", "waits_for")}
+            names = {f.name for f in fields(s)} - {"node", "waits_for"}
+            return {name: copy.copy(getattr(s, name)) for name in names}
 
         prefix = self.held.prefix
         return [plain(s) for s in self.sequences], self.held.pool.available, prefix and sorted(prefix.blocks())

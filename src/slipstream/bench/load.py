@@ -16,6 +16,8 @@ from typing import Any
 from slipstream.errors import SlipstreamError, UsageError
 
 START, END = b"data: {", b"data: [DONE]"
+MOST_SHOWN = 300
+"""Bytes of an answer that is no stream that are shown."""
 _ASK_USAGE = {"include_usage": True}
 
 
@@ -71,32 +73,58 @@ class Endpoint:
 
 async def ask(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str = "", seed: int | None = None) -> Sample:
     """A streamed completion. Raises SlipstreamError if the server does not answer with a stream."""
-    message = _message(at, prompt, tokens, key, seed)
+    message, loop = _message(at, prompt, tokens, key, seed), asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
     try:
-        reader, writer = await asyncio.open_connection(at.host, at.port)
+        transport, listener = await loop.create_connection(lambda: _Listener(sample), at.host, at.port)
     except OSError as error:
         raise SlipstreamError(f"no server answers at {at.host}:{at.port} ({error.strerror or error})") from error
     try:
-        writer.write(message)
-        status = await reader.readline()
-        sample.status = int(status.split()[1])
-        if sample.status != 200:
-            raise SlipstreamError(f"the server answered {status.decode().strip()}: {(await reader.read())[-300:]!r}")
-        while line := await reader.readline():
-            if b'"choices":[]' in line:  # the last event: what the prompt came to
-                usage = json.loads(line[len(b"data: ") :])["usage"]
-                sample.prompt_tokens = usage["prompt_tokens"]
-                sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            elif line.startswith(START):
-                sample.tokens.append(time.perf_counter())
-            elif line.startswith(END):
-                break
+        transport.write(message)
+        await listener.ended
     finally:
-        writer.close()
+        transport.close()
+    if sample.status != 200:
+        raise SlipstreamError(f"the server answered {sample.status}: {listener.end!r}")
     if not sample.tokens:
         raise SlipstreamError("the stream ended without tokens")
     return sample
+
+
+class _Listener(asyncio.Protocol):
+    """Takes a stream's lines as they come, in few steps: whoever measures on the server's machine takes its time."""
+
+    def __init__(self, sample: Sample):
+        self.sample, self.end = sample, b""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Some lines, and the beginning of another."""
+        now, sample = time.perf_counter(), self.sample
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(START):
+                if b'"choices":[]' in line:  # the last event: what the prompt came to
+                    usage = json.loads(line[len(b"data: ") :])["usage"]
+                    sample.prompt_tokens = usage["prompt_tokens"]
+                    sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                else:
+                    sample.tokens.append(now)
+            elif not sample.status:
+                sample.status = int(line.split()[1])
+            elif line.startswith(END):
+                self._finish()
+        if sample.status not in (0, 200):
+            self.end = (self.end + data)[-MOST_SHOWN:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 def _message(at: Endpoint, prompt: Sequence[int] | str, tokens: int, key: str, seed: int | None) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -254,6 +255,7 @@ async def _serve(opening: Opening, listener: socket.socket, drain_timeout: float
         file=sys.stderr,
         flush=True,
     )
+    gc.freeze()  # what there is now stays: no collection need look at it
     try:
         await server.serve(sockets=[listener])
     finally:

@@ -44,9 +44,10 @@ class Desk:
         self._turn: _Turn | None = None
 
     @property
-    def waiting(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._queues) or (self._turn is not None and self._turn.request is not None)
+    def waiting(self) -> int:
+        """How many requests wait."""
+        queued = sum(map(len, self._queues.values())) if self._queues else 0
+        return queued + (self._turn is not None and self._turn.request is not None)
 
     def take(self, request: Submit) -> bool:
         """Whether a request can run at once; if not, it waits here."""

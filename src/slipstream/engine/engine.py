@@ -84,6 +84,7 @@ class Engine:
         self._sequences: list[Sequence] = []
         self._borrowed: list[list[int]] = []
         self._requests: dict[int, Request] = {}
+        self._outputs: dict[int, OutputState] = {}  # by id of the sequence
         self._flights: deque[Flight] = deque()
         self._steady: Flight | None = None
         self._next_request = self._steps = self._shelved = 0
@@ -128,25 +129,31 @@ class Engine:
         """What steps cost, as of now."""
         return self._accounts.cost
 
-    def add(self, prompt: list[int], params: SamplingParams, terms: Terms | None = None) -> int:
-        """Queue a request and return its number. Raises UsageError if it can never run."""
+    def add(
+        self, prompt: list[int], params: SamplingParams, terms: Terms | None = None, number: int | None = None
+    ) -> int:
+        """Queue a request and return its number, which may be the caller's own: one that no other has or had.
+
+        Raises UsageError if it can never run.
+        """
         terms = terms or Terms()
         check_request(self.model, self.pool.size, prompt, params)
         if not self._sequences:
             self._accounts.woken()
         now = time.perf_counter()
         arrived = now if terms.asked is None else min(terms.asked, now)
-        number, self._next_request = self._next_request, self._next_request + 1
+        if number is None:
+            number, self._next_request = self._next_request, self._next_request + 1
         # A tenant that was away does not come back with a claim on all it did not use.
         least = min((self.served[s.tenant] for s in self._sequences), default=0.0)
         self.served[terms.tenant] = max(self.served.get(terms.tenant, 0.0), least)
-        request = Request(Timings(arrived, len(prompt), choices=params.n), {}, set(range(params.n)))
+        request = Request(Timings(arrived, len(prompt), choices=params.n), set(range(params.n)))
         for sequence in sequences_of(self.model, number, prompt, params, terms, arrived):
             if params.grammar:
                 sequence.constraint = self.grammars.constraint(params.grammar, terms.whose)
             self.drafting.place(sequence)
             self._holdings.name(sequence)
-            request.outputs[sequence.choice] = OutputState(sequence, self.model.tokenizer)
+            self._outputs[id(sequence)] = OutputState(sequence, self.model.tokenizer)
             self._sequences.append(sequence)
         self._steady = None
         self._requests[number] = request
@@ -266,10 +273,12 @@ class Engine:
         chunks += [self._drop(sequence, "abort") for sequence in plan.expired]
         for sequence in plan.preempted:
             self._preempt(sequence, save=sequence in plan.saved)
-        for span in plan.spans:
-            self._take(span)
+        for span in plan.spans:  # most decodes have room in their last block
+            sequence, rows, most = span
+            if sequence.computed + rows + most > len(sequence.blocks) * BLOCK_SLOTS:
+                self._take(span)
         for sequence, rows, most in plan.spans:
-            if scratch := self.drafting.scratch(most):
+            if most and (scratch := self.drafting.scratch(most)):
                 self._holdings.make_room(sequence, rows + most + scratch)
         if not plan.spans:
             if self._sequences and not (chunks or plan.preempted or self._flights):
@@ -283,7 +292,8 @@ class Engine:
         flight.depart()
         for sequence, rows, _ in plan.spans:
             self.served[sequence.tenant] += rows
-            self._holdings.remember(sequence)
+            if rows > 1 or self._holdings.drafter is not None or not sequence.computed % BLOCK_SLOTS:
+                self._holdings.remember(sequence)
         self._depart(flight)
         return chunks
 
@@ -395,20 +405,28 @@ class Engine:
         self._requests[sequence.request].timings.preemptions += 1
 
     def _accept(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprob, ...], now: float) -> Chunk:
-        request = self._requests[sequence.request]
-        request.timings.generated += 1
-        if not sequence.generated:
-            request.timings.first_token = request.timings.first_token or now
-            if sequence.choice == 0 and len(request.outputs) > 1:
-                self._holdings.fork(sequence, [s for s in self._sequences if s.waits_for is sequence])
+        # Right after the kernels little of this is in the processor's caches: the fewer objects it looks at the better.
+        output, tokens = self._outputs[id(sequence)], sequence.tokens
+        if len(tokens) == sequence.prompt_length:
+            self._begin(sequence, now)
         sequence.unknown -= 1
-        sequence.append(token)
-        if not min(sequence.computed, len(sequence.tokens)) % BLOCK_SLOTS:
+        if output.simple:
+            tokens.append(token)
+        else:
+            sequence.append(token)
+        if not min(sequence.computed, len(tokens)) % BLOCK_SLOTS:
             self._holdings.remember(sequence)
-        chunk = request.outputs[sequence.choice].add(token, logprobs)
+        chunk = output.add(token, logprobs)
         if chunk.finish_reason is not None:
             self._end(sequence)
         return chunk
+
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        """The first token of an answer is known."""
+        timings = self._requests[sequence.request].timings
+        timings.first_token = timings.first_token or now
+        if sequence.choice == 0 and timings.choices > 1:
+            self._holdings.fork(sequence, [s for s in self._sequences if s.waits_for is sequence])
 
     def _drop(self, sequence: Sequence, reason: FinishReason) -> Chunk:
         self._end(sequence)
@@ -425,7 +443,9 @@ class Engine:
                 other.waits_for = None
         if all(other.tenant != sequence.tenant for other in self._sequences):
             self.served.pop(sequence.tenant, None)
+        del self._outputs[id(sequence)]
         request = self._requests[sequence.request]
+        request.timings.generated += sequence.generated
         request.open.discard(sequence.choice)
         if not request.open:
             request.timings.finished = time.perf_counter()

@@ -152,6 +152,11 @@ def _draws_of(
 ) -> tuple[list[int], DrawColumns | None]:
     """(each sequence's first draw, all draws)."""
     if not drafts:
+        if drawing and not masked and all(sequence.draws_plainly for sequence in drawing):
+            return list(range(len(drawing))), DrawColumns.plain(
+                [s.params for s in drawing], [s.seed for s in drawing], [s.choice for s in drawing],
+                [len(s.tokens) + s.unknown for s in drawing],
+            )  # fmt: skip
         draws = [sequence.draw(masked=index in masked) for index, sequence in enumerate(drawing)]
         return list(range(len(draws))), DrawColumns.of(draws) if draws else None
     if len(drawing) == 1 and not masked and drawing[0].draws_plainly and (draft := drafts.get(id(drawing[0]))):

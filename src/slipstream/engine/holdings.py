@@ -43,7 +43,7 @@ class Holdings:
         tokens up to there only, so that it is shared, copied and moved with the block; a block says whose state it
         holds.
         """
-        self._executable, self._drafter = executable, drafter
+        self._executable, self.drafter = executable, drafter
         self.pool, self.spare = BlockPool(blocks), BlockPool(spare)
         self.shelving: Shelving | None = None
         self.prefix: PrefixCache | None = PrefixCache(self.pool, block_price(cost, kv_bytes) if cost else None)
@@ -51,7 +51,7 @@ class Holdings:
     def name(self, sequence: Sequence) -> None:
         """To be told of a sequence that comes, or will have to start anew, before it is planned for."""
         if self.shelving is not None and not sequence.alone:
-            self.shelving.name(sequence, self._drafter)
+            self.shelving.name(sequence, self.drafter)
 
     def peek(self, sequence: Sequence) -> int:
         """Tokens of a sequence without blocks that the prefix cache knows; changes nothing."""
@@ -68,11 +68,11 @@ class Holdings:
             sequence.blocks, sequence.node = self.prefix.match(sequence.namespace, sequence.tokens)
             sequence.computed = len(sequence.blocks) * BLOCK_SLOTS
             if self.shelving is not None:
-                self.shelving.fetch(sequence, self._drafter)
+                self.shelving.fetch(sequence, self.drafter)
             if not sequence.preemptions:
                 sequence.cached = sequence.computed
-            if self._drafter is not None and sequence.node is not None:
-                sequence.drafted = sequence.node.drafted(self._drafter.state_for(sequence)) * BLOCK_SLOTS
+            if self.drafter is not None and sequence.node is not None:
+                sequence.drafted = sequence.node.drafted(self.drafter.state_for(sequence)) * BLOCK_SLOTS
         sequence.blocks.extend(self.pool.take(blocks_needed(sequence, sequence.computed + rows)))
 
     def make_room(self, sequence: Sequence, rows: int) -> None:
@@ -86,7 +86,7 @@ class Holdings:
     def shelve(self) -> None:
         """Put one cached block on the shelf."""
         assert self.shelving is not None
-        self.shelving.put_one(self._drafter)
+        self.shelving.put_one(self.drafter)
 
     def release(self, sequence: Sequence) -> None:
         """Take everything away from a sequence."""
@@ -102,8 +102,8 @@ class Holdings:
         else:
             sequence.computed = sequence.drafted = 0
             self.name(sequence)
-            if self._drafter is not None:
-                self._drafter.free(sequence)
+            if self.drafter is not None:
+                self.drafter.free(sequence)
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.node = [], None
         sequence.preemptions += 1
@@ -126,10 +126,10 @@ class Holdings:
             key = tuple(sequence.tokens[index * BLOCK_SLOTS : (index + 1) * BLOCK_SLOTS])
             own = sequence.blocks[index]
             sequence.node, sequence.blocks[index] = self.prefix.extend(sequence.namespace, sequence.node, key, own)
-            if self._drafter is not None and sequence.blocks[index] != own:
-                self._swapped(sequence, index, self._drafter.state_for(sequence))
-        if self._drafter is not None and sequence.node is not None:
-            state, blocks = self._drafter.state_for(sequence), sequence.drafted // BLOCK_SLOTS
+            if self.drafter is not None and sequence.blocks[index] != own:
+                self._swapped(sequence, index, self.drafter.state_for(sequence))
+        if self.drafter is not None and sequence.node is not None:
+            state, blocks = self.drafter.state_for(sequence), sequence.drafted // BLOCK_SLOTS
             self.prefix.mark(sequence.namespace, sequence.node, state, blocks)
 
     @staticmethod
@@ -147,8 +147,8 @@ class Holdings:
         """
         full, rest = divmod(first.prompt_length - 1, BLOCK_SLOTS)
         pairs = []
-        if self._drafter is not None:
-            self._drafter.settle(first)
+        if self.drafter is not None:
+            self.drafter.settle(first)
         for sequence in others:
             sequence.waits_for = None
             if self.pool.available < full + 1 or len(first.blocks) <= full:
@@ -173,14 +173,14 @@ class Holdings:
 
     def follow(self, drafter: Drafter | None, sequences: Iterable[Sequence]) -> None:
         """Another drafter's state is kept from now on; it has none of any sequence yet."""
-        self._drafter = drafter
+        self.drafter = drafter
         for sequence in sequences:
             sequence.drafted = 0
 
     def roll_out(self, executable: Executable, drafter: Drafter | None) -> None:
         """Go on with the same blocks under a sibling of the executable, and a drafter that the last one is part of."""
         self._executable.copy_blocks(np.empty((0, 2), np.int32))  # copies that wait for its next step are made now
-        self._executable, self._drafter = executable, drafter
+        self._executable, self.drafter = executable, drafter
 
     def check(self, sequences: Iterable[Sequence], borrowed: Iterable[list[int]] = ()) -> None:
         """Raise ValueError if blocks were leaked or are wrongly shared; some are `borrowed` by others."""
@@ -192,8 +192,8 @@ class Holdings:
         if copies := list(pairs):
             array = np.array(copies, np.int32)
             self._executable.copy_blocks(array)
-            if self._drafter is not None:
-                self._drafter.copy_blocks(array)
+            if self.drafter is not None:
+                self.drafter.copy_blocks(array)
 
 
 def block_price(cost: CostModel, kv_bytes: int) -> Callable[[int], float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +25,7 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """News of one choice: new text, the tokens behind it, and, in the last chunk, why it ended."""
 
     request: int
@@ -36,7 +37,7 @@ class Chunk(NamedTuple):
     stop: str | int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class OutputState:
     """Turns a sequence's tokens into chunks. Tokens after a stop are never seen here."""
 
@@ -46,12 +47,13 @@ class OutputState:
     stops: StopStrings | None = field(init=False)
     ends: frozenset[int] = field(init=False)
     simple: bool = field(init=False)
+    """Whether a token is just appended, and its text added, unless it ends the answer."""
 
     def __post_init__(self) -> None:
         params = self.sequence.params
         self.detokenizer = self.tokenizer.detokenizer(params.shown)
         self.stops = StopStrings(params.stop) if params.stop else None
-        self.simple = self.stops is None and self.sequence.constraint is None
+        self.simple = self.stops is None and self.sequence.constraint is None and not params.has_penalties
         self.ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self.ends |= self.sequence.eos

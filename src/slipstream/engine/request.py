@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slipstream.engine.output import OutputState
 from slipstream.speculation import Counts
 
 Whose = tuple[str, str]
@@ -34,9 +33,9 @@ class Terms:
         return self.tenant, self.cache_salt
 
 
-@dataclass
+@dataclass(slots=True)
 class Timings:
-    """Seconds and tokens of one request; None until it happened."""
+    """Seconds and tokens of one request; None until it happened. What was `generated` is counted when a choice ends."""
 
     arrived: float
     prompt_tokens: int
@@ -71,10 +70,9 @@ class Timings:
         return later / self.decode_seconds if later > 0 and self.decode_seconds > 0 else 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
-    """An unfinished request: its choices' outputs, and those still open."""
+    """An unfinished request, and its choices that are still open."""
 
     timings: Timings
-    outputs: dict[int, OutputState]
     open: set[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -113,8 +114,6 @@ class Worker:
         self, model: Model, engine: Engine, ceiling: float, socket: zmq.Socket[bytes], drawing: Drawing | None = None
     ):
         self.model, self.engine, self.socket, self.ceiling = model, engine, socket, ceiling
-        self._numbers: dict[int, int] = {}  # engine's number → client's
-        self._ours: dict[int, int] = {}  # client's number → engine's
         self._stopping = False
         self._stepped, self._checked = 0.0, True
         self._deployment = Deployment(engine, drawing)
@@ -124,7 +123,7 @@ class Worker:
     def run(self) -> None:
         """Until told to stop, and everything that runs has ended. Raises ValueError if the idle engine is damaged."""
         while not self._stopping or self.engine.busy or self._desk.waiting or self._aside:
-            if self.socket.poll(self._patience()):
+            if self._hears(self._patience()):
                 self._listen()
             self._say(self._deployment.settle())
             for request, problem in self._desk.done():
@@ -161,6 +160,12 @@ class Worker:
             return LOADING if self._deployment.loading or self._desk.waiting else None
         return int(1e3 * max(0.0, self.engine.seconds_left() - PLANNING))
 
+    def _hears(self, patience: int | None) -> bool:
+        """Whether a message came within so many milliseconds. With none to wait ZeroMQ is asked without a poller."""
+        if patience == 0:
+            return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(self.socket.poll(patience))
+
     def _listen(self) -> None:
         while True:
             try:
@@ -183,13 +188,9 @@ class Worker:
             case Cancel(number):
                 self._embedder.drop(number)
                 self._scorer.drop(number)
-                if self._desk.drop(number):
-                    pass
-                elif number in self._ours:
-                    ours = self._ours.pop(number)
-                    self._numbers.pop(ours, None)
-                    self.engine.cancel(ours)
-                    self.engine.timings.pop(ours, None)
+                self._desk.drop(number)
+                self.engine.cancel(number)
+                self.engine.timings.pop(number, None)
             case Ping():
                 self.socket.send(encode(Pong(self._stats())))
             case Explain(number):
@@ -204,8 +205,7 @@ class Worker:
         with self._refusing(request.number):
             if problem:
                 raise UsageError(problem)
-            ours = self.engine.add(request.prompt, request.params, request.terms)
-            self._numbers[ours], self._ours[request.number] = request.number, ours
+            self.engine.add(request.prompt, request.params, request.terms, request.number)
 
     @contextlib.contextmanager
     def _refusing(self, number: int) -> Iterator[None]:
@@ -224,15 +224,11 @@ class Worker:
         news = self.engine.step()
         if not news:
             return
-        chunks = [chunk._replace(request=self._numbers[chunk.request]) for chunk in news]
         ended = {}
-        for ours in {chunk.request for chunk in news}:
-            timings = self.engine.timings[ours]
-            if timings.finished is not None:
-                number = self._numbers.pop(ours)
-                ended[number] = self._timings(timings)
-                del self.engine.timings[ours], self._ours[number]
-        self.socket.send(encode(News(chunks, ended)))
+        for number in {chunk.request for chunk in news if chunk.finish_reason is not None}:
+            if self.engine.timings[number].finished is not None:
+                ended[number] = self._timings(self.engine.timings.pop(number))
+        self.socket.send(encode(News(news, ended)))
 
     def _timings(self, t: Timings) -> RequestTimings:
         started = t.started or t.arrived
@@ -273,7 +269,7 @@ class Worker:
         prefix = engine.prefix.stats if engine.prefix else None
         return Stats(
             running,
-            len(engine.sequences) - running,
+            len(engine.sequences) - running + self._desk.waiting,
             1.0 - pool.available / pool.size,
             totals.steps,
             engine.preemptions,
@@ -374,6 +370,7 @@ def main() -> None:
         socket.close()
         context.term()
         sys.exit(1)
+    gc.freeze()  # model and tokenizer stay: no collection need look at them
     worker.run()
     worker.close()
     socket.close()

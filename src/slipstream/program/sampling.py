@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ with, whether they are kept, what is drawn in their place, and what after the la
 """
 
 
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.uint32]
 """A bit for every token, in words of 32; tokens after the last word are not set."""
 
@@ -117,6 +119,11 @@ class SamplingParams:
         return mask_of(self.allowed_tokens) if self.allowed_tokens else None
 
     @cached_property
+    def adjusts(self) -> bool:
+        """Whether logits are changed, or tokens forbidden, other than for coming too early."""
+        return bool(self.has_penalties or self.logit_bias or self.banned_tokens or self.allowed_tokens)
+
+    @cached_property
     def filters(self) -> bool:
         """Whether tokens are left out for being unlikely beside others."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0)
@@ -172,6 +179,17 @@ _NO_TOKENS = np.empty(0, np.int32)
 _NO_VALUES = np.empty((2, 0), np.float32)
 
 
+@lru_cache(maxsize=256)
+def _nothing_else(
+    rows: int,
+) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array, Mask]:
+    """The columns of draws that adjust and mask nothing: `adjust_start` to `masks`, which nobody may change."""
+    constant = np.zeros(rows + 1, np.int32), np.full(rows, -1, np.int32)
+    for column in constant:
+        column.flags.writeable = False
+    return constant[0], _NO_TOKENS, _NO_VALUES, constant[1], _NO_MASKS
+
+
 @dataclass(frozen=True, slots=True)
 class DrawColumns:
     """The draws of a step as columns, in few pieces so that a backend takes them with few looks.
@@ -221,17 +239,28 @@ class DrawColumns:
         )
 
     @classmethod
+    def plain(
+        cls, params: Sequence[SamplingParams], seeds: Sequence[int], choices: Sequence[int], positions: Sequence[int]
+    ) -> DrawColumns:
+        """Draws that adjust and mask nothing, as most do: the same as of single ones, in fewer steps."""
+        count = len(params)
+        asked = [-1 if p.logprobs is None else p.logprobs for p in params]
+        ints = np.array([[p.top_k for p in params], choices, positions, [STREAM_TARGET] * count, asked], np.int32)
+        floats = np.array(
+            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], np.float32
+        )
+        return cls(ints, floats, np.array(seeds, np.uint64), *_nothing_else(count), max(*asked, 0))
+
+    @classmethod
     def along(cls, draw: Draw, positions: Sequence[int]) -> DrawColumns:
         """The same draw, which adjusts and masks nothing, at several positions."""
         p, count = draw.params, len(positions)
-        ints, floats = np.empty((5, count), np.int32), np.empty((3, count), np.float32)
-        ints[:] = ((p.top_k,), (draw.choice,), (0,), (draw.stream,), (-1 if p.logprobs is None else p.logprobs,))
-        ints[2] = positions
-        floats[:] = ((p.temperature,), (p.top_p,), (p.min_p,))
-        return cls(
-            ints, floats, np.full(count, draw.seed, np.uint64), np.zeros(count + 1, np.int32), _NO_TOKENS, _NO_VALUES,
-            np.full(count, -1, np.int32), _NO_MASKS, p.logprobs or 0,
-        )  # fmt: skip
+        asked = -1 if p.logprobs is None else p.logprobs
+        same = ([value] * count for value in (p.top_k, draw.choice, draw.stream, asked))
+        top_k, choice, stream, logprobs = same
+        ints = np.array([top_k, choice, positions, stream, logprobs], np.int32)
+        floats = np.array([[p.temperature] * count, [p.top_p] * count, [p.min_p] * count], np.float32)
+        return cls(ints, floats, np.array([draw.seed] * count, np.uint64), *_nothing_else(count), p.logprobs or 0)
 
     def of_row(self, row: int, mask: Mask) -> DrawColumns:
         """One row's draw, from the tokens of a mask only."""

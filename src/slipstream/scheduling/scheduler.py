@@ -129,22 +129,25 @@ class _Planner:
 
     def plan(self) -> Plan:
         state = self.state
-        expired = [s for s in state.sequences if s.deadline <= state.now]
-        ready = [
-            s for s in state.sequences if s.waits_for is None and s.missing and s.may_go_on and s.deadline > state.now
-        ]
+        expired: list[Sequence] = []
+        ready: list[Sequence] = []
+        decodes: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in state.sequences:
+            if sequence.deadline <= state.now:
+                expired.append(sequence)
+            elif sequence.waits_for is None and (missing := sequence.missing) and sequence.may_go_on:
+                ready.append(sequence)
+                (decodes if missing == 1 and sequence.blocks else prompts).append(sequence)
         if len(ready) > 1:
             self.first = min(s.priority for s in ready)
-            decodes = sorted((s for s in ready if s.blocks and s.missing == 1), key=self._urgency)
-            prompts = sorted((s for s in ready if not s.blocks or s.missing > 1), key=self._order)
-        else:
-            decodes = [s for s in ready if s.blocks and s.missing == 1]
-            prompts = ready if not decodes else []
+            decodes.sort(key=self._urgency)
+            prompts.sort(key=self._order)
         for sequence in decodes:
             if self.rows == state.limits.max_rows:
                 break
             if sequence not in self.preempted and self._find_blocks(sequence, ready):
-                self._add(sequence, 1)
+                self._add_decode(sequence)
         bare = self._shape()
         if prompts:
             self._add_prompts(prompts, ready)
@@ -223,6 +226,17 @@ class _Planner:
         self.rows += rows
         self.logit_rows += end == sequence.length
         self.context += (end * (end + 1) - start * (start + 1)) // 2
+        self.kv_tokens += end
+
+    def _add_decode(self, sequence: Sequence) -> None:
+        """The same as `_add` with a row, for a sequence that lacks only that one."""
+        end = sequence.computed + 1
+        self.available -= blocks_needed(sequence, end)
+        self.spans.append(SpanPlan(sequence, 1))
+        self.planned.add(id(sequence))
+        self.rows += 1
+        self.logit_rows += 1
+        self.context += end
         self.kv_tokens += end
 
     def _find_blocks(self, sequence: Sequence, ready: list[Sequence]) -> bool:

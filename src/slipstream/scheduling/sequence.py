@@ -50,7 +50,7 @@ class Constraint(Protocol):
         """Up to `most` tokens of text that must follow."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Tokens so far, how many of them are in the cache, and the blocks they lie in. Equal only to itself.
 
@@ -131,7 +131,7 @@ class Sequence:
     def repeats(self) -> bool:
         """Whether the next step differs from the last one in token, position and mask only, once its token is known."""
         p = self.params
-        if p.has_penalties or self.generated + self.unknown < p.min_tokens:
+        if p.has_penalties or (p.min_tokens and self.generated + self.unknown < p.min_tokens):
             return False
         return self.constraint is None or not p.allowed_tokens
 
@@ -141,8 +141,7 @@ class Sequence:
         its logits adjusted.
         """
         p = self.params
-        early = self.generated + self.unknown < p.min_tokens
-        return not (early or p.has_penalties or p.logit_bias or p.banned_tokens or p.allowed_tokens)
+        return not (p.adjusts or (p.min_tokens and self.generated + self.unknown < p.min_tokens))
 
     def token(self, position: int) -> int:
         """The token at a position, or what stands for one that is unknown."""

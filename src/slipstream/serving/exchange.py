@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -120,7 +121,8 @@ class Exchange:
                 ended = [RequestTimings(len(tokens), 0, 0, 0.0, 0.0, 0.0, 0, 0.0) for tokens, _ in work]
                 span.end(ended)
                 return json_response(answer.report(ended) | timings_of(ended, timed=wanted.timed))
-            news = _merged([self.client.generate(tokens, params, terms) for tokens, params in work], work[0][1].n)
+            streams = [self.client.generate(tokens, params, terms) for tokens, params in work]
+            news = streams[0] if len(streams) == 1 else _merged(streams, work[0][1].n)
             if self.recorder is not None and self.recorder.options.wants(
                 request.headers.get(RECORD_HEADER), key.record
             ):
@@ -258,18 +260,13 @@ class Exchange:
 
 async def _merged(streams: list[AsyncIterator[News]], n: int) -> AsyncIterator[News]:
     """News of several requests as they come; choices are numbered through."""
-    if len(streams) == 1:
-        async with contextlib.aclosing(streams[0]) as only:  # type: ignore[type-var]
-            async for news in only:
-                yield news
-        return
     queue: asyncio.Queue[News | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncIterator[News]) -> None:
         try:
             async with contextlib.aclosing(stream) as source:  # type: ignore[type-var]
                 async for chunks, timings in source:
-                    queue.put_nowait(([c._replace(choice=index * n + c.choice) for c in chunks], timings))
+                    queue.put_nowait(([replace(c, choice=index * n + c.choice) for c in chunks], timings))
             queue.put_nowait(None)
         except SlipstreamError as error:
             queue.put_nowait(error)

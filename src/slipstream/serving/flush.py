@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from slipstream.engine.output import Chunk
 
 
@@ -15,7 +17,8 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     """News of one choice as one chunk."""
     if len(chunks) == 1:
         return chunks[0]
-    return chunks[-1]._replace(
+    return replace(
+        chunks[-1],
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),

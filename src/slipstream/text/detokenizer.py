@@ -15,6 +15,8 @@ class Detokenizer:
     `texts` are those of tokens that are whole characters, as far as they are known; it learns more.
     """
 
+    __slots__ = ("_bytes", "_count", "_decoder", "_shown", "_strip", "_texts", "_unfinished", "_whole")
+
     def __init__(
         self,
         token_bytes: Sequence[bytes],
