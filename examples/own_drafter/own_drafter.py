@@ -39,7 +39,7 @@ class Sizes:
     serve: int
 
 
-FULL = Sizes(1_000_000, 60_000, 40_000, 256, ("--budget", "17m"), ("--budget", "4m"), 180, 28)
+FULL = Sizes(1_000_000, 60_000, 40_000, 256, ("--budget", "25m"), ("--budget", "4m"), 180, 28)
 FEW = ("--rounds", "4", "--round-tokens", "2048", "--batch-tokens", "512", "--draft-vocabulary", "1024")
 SMALL = Sizes(6_000, 3_000, 2_000, 64, FEW, FEW, 12, 4)
 

@@ -99,6 +99,10 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     assert measured["plain_step_seconds"] > 0
     assert measured["verify_cost"].keys() == measured["draft_cost"].keys() == measured["rounds"].keys()
     assert all(cost > 0 for key in ("verify_cost", "draft_cost") for cost in measured[key].values())
+    said = run("bench", "table", str(tmp_path)).stdout
+    assert "drafts accepted by force, 90%, measured at every step: " in said
+    often = max(measured["rounds"], key=measured["rounds"].get)
+    assert f"{often} drafts v {measured['verify_cost'][often]:.2f}, d {measured['draft_cost'][often]:.2f}" in said
     streams = run(*common, "--streams", "2", "--turns", "1")
     assert streams.returncode == 0, streams.stderr
     assert json.loads(file.read_text())["p99_tpot_ratio"]["median"] > 0

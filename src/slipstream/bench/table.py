@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+MOST_LENGTHS = 3
+"""Numbers of drafts of which it is told what they took."""
+
 
 def _decode(r: dict[str, Any]) -> str:
     ratios = ", ".join(f"{n}: {ratio:.2f}" for n, ratio in r["step_ratio"].items() if n != "1")
@@ -169,7 +172,7 @@ def _spec(r: dict[str, Any]) -> str:
     )
     cost = f"v(K + 1) for K = 1, 4, 8: {', '.join(format(r['verify_cost'][k], '.2f') for k in ('1', '4', '8'))}"
     cost += f", c {r['c']:.3f}" if r["c"] else ""
-    forced = f"; drafts accepted by force, {r['forced_acceptance']:.0%}" if "forced_acceptance" in r else ""
+    forced = _forced(r) if "forced_acceptance" in r else ""
     if (passes := (r.get("overheads") or {}).get("pass")) is not None:
         cost += f" ({passes['median']:.3f} beside a plain step after each round)"
     if "overheads" in r:
@@ -181,6 +184,18 @@ def _spec(r: dict[str, Any]) -> str:
         f"temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
         f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{forced}"
     )
+
+
+def _forced(r: dict[str, Any]) -> str:
+    """What rounds took in a run whose drafts were accepted by coin, at the numbers of drafts that came most often."""
+    measured = r["measured_costs"]
+    often = sorted(measured["rounds"], key=measured["rounds"].get, reverse=True)[:MOST_LENGTHS]
+    rows = (
+        f"{drafts} drafts v {measured['verify_cost'][drafts]:.2f}, d {measured['draft_cost'][drafts]:.2f}, the rest "
+        f"{measured['overhead'][drafts]:.2f}"
+        for drafts in sorted(often, key=int)
+    )
+    return f"; drafts accepted by force, {r['forced_acceptance']:.0%}, measured at every step: {'; '.join(rows)}"
 
 
 def _spec_streams(r: dict[str, Any]) -> str:

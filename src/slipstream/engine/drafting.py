@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
 PATIENCE = 8
-"""Looks in a row that brought no drafts, after which many answers are looked at less often: looking takes time for each
-of them, and the more there are the less a draft can bring.
+"""Looks in a row that brought no drafts, after which answers are looked at every other step, and many of them less often:
+looking takes time for each, and the more there are the less a draft can bring.
 """
 
 
@@ -86,7 +86,7 @@ class Drafting:
         eligible = [s for s in eligible if s.constraint is None or s.constraint.draftable]
         if not eligible:
             return {}, 0.0
-        if self._vain >= PATIENCE and self._unseen < min(len(eligible) // 2, LISTEN_EVERY):
+        if self._vain >= PATIENCE and self._unseen < min(max(len(eligible) // 2, 2), LISTEN_EVERY):
             return {}, 0.0
         self._unseen = 0
         self._vain += 1
