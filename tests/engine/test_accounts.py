@@ -288,9 +288,11 @@ def test_cost_models_are_kept(model: Model, tmp_path: Path, monkeypatch: pytest.
 def test_foresight(tiny_gguf: Path, model: Model) -> None:
     rate = Figure(10e9, 10e9, 10e9)
     probe = Probe("", "made up", 2, 1 << 34, {}, {2: rate}, rate, {}, {"avx512": {"int8": Figure(1e12, 1e12, 1e12)}})
-    result = foresee(tiny_gguf, LoadOptions(), 100, Speculative.parse("auto"), probe)
+    result = foresee(tiny_gguf, LoadOptions(max_rows=model.max_rows), 100, Speculative.parse("auto"), probe)
     assert result.cache_bytes == model.kv_bytes
     assert result.weight_bytes == native_executable(model).stored_bytes
+    assert result.buffer_bytes == pytest.approx(model.buffer_bytes, rel=0.25)
+    assert f"up to {result.buffer_bytes / 1e6:.0f} MB of buffers" in result.lines()[0]
     assert result.fits
     assert "weights" in result.bottleneck()
     assert len(result.lines()) == 3
@@ -314,7 +316,9 @@ def test_what_a_drafter_will_hold(tiny_gguf: Path, tmp_path: Path, kind: str) ->
     probe = Probe("", "made up", 2, 1 << 34, {}, {2: rate}, rate, {}, {"avx512": {"int8": Figure(1e12, 1e12, 1e12)}})
     result = foresee(tiny_gguf, options, 100, wanted, probe)
     assert 0.5 * held < result.drafter_bytes < 1.5 * held
-    assert result.total_bytes == result.weight_bytes + result.cache_bytes + result.drafter_bytes
+    assert result.total_bytes == sum(
+        (result.weight_bytes, result.cache_bytes, result.drafter_bytes, result.buffer_bytes)
+    )
     assert f"{result.drafter_bytes / 1e6:.0f} MB for the drafter" in result.lines()[0]
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from slipstream.engine import LoadOptions, load_model
 from slipstream.engine import model as room
-from slipstream.engine.model import CACHE_SHARE, MOST_SEQUENCES, SPARE_SHARE, share_memory
+from slipstream.engine.explain import native_executable
+from slipstream.engine.model import CACHE_SHARE, MOST_SEQUENCES, SPARE_SHARE, buffer_bytes, share_memory
 from slipstream.errors import UsageError
 from slipstream.program import BLOCK_SLOTS
 
@@ -72,6 +73,20 @@ def test_a_model_is_weighed_as_it_will_be_held(tiny_gguf: Path, monkeypatch: pyt
     monkeypatch.setattr(room, "available_memory", lambda: tiny_gguf.stat().st_size)
     with pytest.raises(UsageError, match="do not fit into memory"):
         load_model(str(tiny_gguf), LoadOptions(threads=1, cache_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 512])
+def test_buffers_are_weighed_too(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """What is there for weights and cache only is too little: logits and activations come with the first large step."""
+    options = LoadOptions(threads=1, max_rows=rows, cache_bytes=1 << 20)
+    model = load_model(str(tiny_gguf), options)
+    executable = native_executable(model)
+    foreseen = buffer_bytes(executable.program, rows)
+    assert model.buffer_bytes <= 1.05 * foreseen <= 1.5 * model.buffer_bytes
+    needed = executable.weight_bytes + (1 << 20)
+    monkeypatch.setattr(room, "available_memory", lambda: needed + foreseen // 2)
+    with pytest.raises(UsageError, match="of weights and buffers"):
+        load_model(str(tiny_gguf), options)
 
 
 def test_a_cache_that_is_really_too_large(tiny_gguf: Path) -> None:

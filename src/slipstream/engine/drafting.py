@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 LISTEN_EVERY = 8
 """Where steps are planned ahead and nothing was drafted lately, every so many steps wait until drafts could be made."""
 PATIENCE = 8
-"""Looks in a row that brought no drafts, after which answers are looked at every other step, and many of them less often:
-looking takes time for each, and the more there are the less a draft can bring.
+"""Looks in a row that brought no drafts, after which answers are looked at every other step, and many side by side less
+often: looking takes time for each, and the more there are the less a draft can bring.
 """
 
 

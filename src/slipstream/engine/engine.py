@@ -281,7 +281,7 @@ class Engine:
             if most and (scratch := self.drafting.scratch(most)):
                 self._holdings.make_room(sequence, rows + most + scratch)
         if not plan.spans:
-            if self._sequences and not (chunks or plan.preempted or self._flights):
+            if self._sequences and not (chunks or plan.preempted or self._flights or self._borrowed):
                 raise SlipstreamError("no sequence can run: the cache is too small")
             return chunks
         drafts, drafting = self.drafting.drafts(plan)

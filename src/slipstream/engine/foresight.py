@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.engine.drafters import Speculative, needs_of
-from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, share_memory
+from slipstream.engine.model import DEFAULT_MAX_LEN, LoadOptions, buffer_bytes, share_memory
 from slipstream.kernels.native.instruments import NativeInstruments
-from slipstream.models import read_config
+from slipstream.models import read_config, record_program
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.roofline import Ceiling, Setting, ceiling, find_precision, find_source
 from slipstream.roofline.memory import usable_memory
@@ -26,7 +26,7 @@ LEAST_FLOAT = 16
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Bytes of weights, of the whole cache, of what is moved out of it and of a drafter, and the memory there is.
+    """Bytes of weights, the whole cache, what is moved out of it, a drafter and buffers, and the memory there is.
 
     The ceiling is for one user at `context` tokens.
     """
@@ -35,6 +35,7 @@ class Foresight:
     cache_bytes: float
     spare_bytes: float
     drafter_bytes: float
+    buffer_bytes: float
     memory: int
     ceiling: Ceiling
     context: int
@@ -42,7 +43,7 @@ class Foresight:
     @property
     def total_bytes(self) -> float:
         """All that will be held."""
-        return self.weight_bytes + self.cache_bytes + self.spare_bytes + self.drafter_bytes
+        return self.weight_bytes + self.cache_bytes + self.spare_bytes + self.drafter_bytes + self.buffer_bytes
 
     @property
     def expected_tok_s(self) -> float:
@@ -80,7 +81,8 @@ class Foresight:
         room = "fits" if self.fits else "does NOT fit; shorten --max-model-len or take a smaller model"
         return [
             f"memory: {self.weight_bytes / 1e6:.0f} MB weights + {self.cache_bytes / 1e6:.0f} MB cache + "
-            f"{self.spare_bytes / 1e6:.0f} MB for what is moved out of it{drafter} = "
+            f"{self.spare_bytes / 1e6:.0f} MB for what is moved out of it{drafter} + up to "
+            f"{self.buffer_bytes / 1e6:.0f} MB of buffers = "
             f"{self.total_bytes / 1e6:.0f} MB of {self.memory / 1e6:.0f} MB: {room}",
             f"expected: about {self.expected_tok_s:.0f} tokens/s for one user at {self.context} tokens of context, "
             f"{TYPICAL_SHARE:.0%} of the ceiling of {self.ceiling.tok_s:.0f} "
@@ -100,15 +102,17 @@ def foresee(
         precision = find_precision(options.quantization)
     bits = 8.0 if options.kv_format is KVFormat.INT8 else 16.0
     block_bytes = max(1, round(kv_bytes_held(shape, BLOCK_SLOTS, bits)))
+    config = read_config(open_checkpoint(path))
+    buffers = buffer_bytes(record_program(config, max_len=max_len, kv_format=options.kv_format), options.max_rows)
     own = with_each = 0
     if speculative.neural:
-        own, with_each = needs_of(speculative, read_config(open_checkpoint(path)), max_len, options.kv_format)
+        own, with_each = needs_of(speculative, config, max_len, options.kv_format)
         options = replace(options, beside=(own, with_each))
     weights = model_bytes(shape, precision)
-    blocks, spare = share_memory(options, max_len, block_bytes, round(weights))
+    blocks, spare = share_memory(options, max_len, block_bytes, round(weights) + buffers)
     drafter = own + with_each * (blocks + spare)
     hardware = (probe or this_machine(NativeInstruments())).hardware()
     context = min(context, max_len)
     setting = Setting(shape, hardware, precision, bits, 1, context)
-    held = weights, blocks * block_bytes, spare * block_bytes, drafter
+    held = weights, blocks * block_bytes, spare * block_bytes, drafter, buffers
     return Foresight(*held, usable_memory(), ceiling(setting), context)

@@ -35,6 +35,8 @@ CACHE_SHARE, SPARE_SHARE, MOST_SEQUENCES = 0.4, 0.1, 64
 """Shares of the memory that is free now and that the weights leave: a server's cache takes the first by itself, what
 is moved out of it the second; and the full sequences that both stop at.
 """
+BUFFERS = 3
+"""Buffers that values of one width take, as a rule: they are used again as soon as nobody reads them."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, done, total)."""
@@ -127,6 +129,8 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
     program = record_program(config, max_len=max_len, kv_format=kv_format, taps=options.taps)
     weights = ModelWeights(config, checkpoint)
     held = _packed_bytes(options, program, weights, checkpoint)
+    if options.backend == "native":
+        held += buffer_bytes(program, options.max_rows)
     blocks, spare = share_memory(options, max_len, program.cache.bytes_per_block, held)
     # Reading packed weights leaves the interpreter free for the tokenizer.
     with ThreadPoolExecutor(1) as pool:
@@ -149,7 +153,7 @@ def load_model(reference: str, options: LoadOptions | None = None, progress: Pro
 
 
 def share_memory(options: LoadOptions, max_len: int, block_bytes: int, weight_bytes: int) -> tuple[int, int]:
-    """Blocks of the cache, and those beside it for what is moved out of it.
+    """Blocks of the cache, and those beside it for what is moved out of it; `weight_bytes` are those of buffers, too.
 
     Raises UsageError if not even one sequence of full length fits, or what was asked for is more than there is: the
     cache's memory is taken as it is used, and what is too large would end the engine under load.
@@ -186,9 +190,14 @@ def share_memory(options: LoadOptions, max_len: int, block_bytes: int, weight_by
 
 def _of_memory(weight_bytes: int, available: int) -> str:
     return (
-        f" beside {weight_bytes / 1e9:.2f} GB of weights (memory: {available / 1e9:.2f} GB are free now of "
+        f" beside {weight_bytes / 1e9:.2f} GB of weights and buffers (memory: {available / 1e9:.2f} GB are free now of "
         f"{usable_memory() / 1e9:.2f})"
     )
+
+
+def buffer_bytes(program: Program, rows: int) -> int:
+    """What logits and activations of a step of so many rows take, about: values of one width share a few buffers."""
+    return 4 * rows * (program.vocabulary + BUFFERS * sum({*program.widths} - {program.vocabulary}))
 
 
 def _packed_bytes(options: LoadOptions, program: Program, weights: ModelWeights, checkpoint: Checkpoint) -> int:

@@ -50,8 +50,8 @@ class Timings:
 
     @property
     def queue_seconds(self) -> float:
-        """From arrival to the first step."""
-        return (self.started or self.arrived) - self.arrived
+        """From arrival to the first step, or to the end if there was none."""
+        return (self.started or self.finished or self.arrived) - self.arrived
 
     @property
     def prefill_seconds(self) -> float:
@@ -60,8 +60,10 @@ class Timings:
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the last."""
-        return (self.finished or self.arrived) - (self.first_token or self.arrived)
+        """From the first token to the last; 0 without one."""
+        if self.first_token is None or self.finished is None:
+            return 0.0
+        return self.finished - self.first_token
 
     @property
     def decode_tok_s(self) -> float:

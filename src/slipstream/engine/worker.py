@@ -231,13 +231,14 @@ class Worker:
         self.socket.send(encode(News(news, ended)))
 
     def _timings(self, t: Timings) -> RequestTimings:
-        started = t.started or t.arrived
+        ended = t.finished or t.arrived
+        started = t.started or ended
         return RequestTimings(
             t.prompt_tokens,
             t.cached_tokens,
             t.generated,
             t.queue_seconds,
-            (t.first_token or started) - started,
+            (t.first_token or ended) - started,
             t.decode_seconds,
             t.preemptions,
             t.decode_tok_s / self.ceiling if self.ceiling else 0.0,

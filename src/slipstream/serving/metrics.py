@@ -75,12 +75,12 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(name, text, label, registry=self.registry, buckets=buckets).labels(model)
 
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts, counted when a request ends.")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Of them, those that came from the prefix cache.")
-        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated, counted when a request ends.")
         self.success = PrometheusCounter(
             "vllm:request_success",
-            "Requests that ended well.",
+            "Requests that ended, by reason; abort: their time was over.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
@@ -120,16 +120,17 @@ class Metrics:
         )
 
     def count(self, timings: RequestTimings, reason: str) -> None:
-        """A request has ended."""
+        """A request has ended. One without a token tells nothing of how long tokens take."""
         self.prompt_tokens.inc(timings.prompt_tokens)
         self.cached_tokens.inc(timings.cached_tokens)
         self.generation_tokens.inc(timings.generated_tokens)
         self.success.labels(self._model, reason).inc()
         self.queue.observe(timings.queue_seconds)
-        self.prefill.observe(timings.prefill_seconds)
-        self.decode.observe(timings.decode_seconds)
-        self.inference.observe(timings.prefill_seconds + timings.decode_seconds)
-        self.first_token.observe(timings.queue_seconds + timings.prefill_seconds)
+        if timings.generated_tokens:
+            self.prefill.observe(timings.prefill_seconds)
+            self.decode.observe(timings.decode_seconds)
+            self.inference.observe(timings.prefill_seconds + timings.decode_seconds)
+            self.first_token.observe(timings.queue_seconds + timings.prefill_seconds)
         self.whole.observe(timings.queue_seconds + timings.prefill_seconds + timings.decode_seconds)
         if (later := timings.later_tokens) > 0:
             self.per_token.observe(timings.decode_seconds / later)
