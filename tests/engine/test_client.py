@@ -44,6 +44,47 @@ def test_a_hanging_engine_is_started_again(tiny_gguf: Path, monkeypatch: pytest.
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("failures", [2, 99])
+def test_a_process_that_cannot_be_started_is_tried_again(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failures: int
+) -> None:
+    """As when there is no memory for one, for a moment or for good: that is said, and the trying ends in time."""
+    monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.01)
+    start, refused = asyncio.create_subprocess_exec, 0
+
+    async def starting(*command: str) -> asyncio.subprocess.Process:
+        nonlocal refused
+        if client.info is not None and refused < failures:
+            refused += 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(*command)
+
+    async def run() -> None:
+        nonlocal client
+        client = EngineClient(WorkerOptions(str(tiny_gguf), threads=1, cache_bytes=10**7))
+        await client.start()
+        try:
+            assert client._process is not None
+            client._process.kill()
+            if failures < client_module.MOST_RESTARTS:
+                await asyncio.sleep(0.2)
+                await asyncio.wait_for(client._ready.wait(), 60)
+                params = SamplingParams(max_tokens=5, ignore_eos=True)
+                assert sum([len(chunks) async for chunks, _ in client.generate([1, 2, 3], params, Terms())]) == 5
+            else:
+                await asyncio.wait_for(asyncio.shield(client._tasks[0]), 60)
+                assert not client.ready
+        finally:
+            await client.close()
+
+    client: EngineClient
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
+    asyncio.run(run())
+    assert refused == min(failures, client_module.MOST_RESTARTS)
+    assert caplog.text.count("cannot be started: Resource temporarily unavailable") == refused
+    assert ("giving up" in caplog.text) == (failures > refused)
+
+
 def test_an_engine_that_does_not_get_on_is_ill(tiny_gguf: Path) -> None:
     """It answers, and has work, but nothing comes of it."""
 

@@ -292,7 +292,10 @@ class EngineClient:
                 self._deployed = None
             self.restarts += 1
             await asyncio.sleep(pause)
-            await self._launch()
+            try:
+                await self._launch()
+            except OSError as error:  # no memory for a process, or none is allowed: as if it had ended at once
+                log.error("the engine's process cannot be started: %s", error.strerror or error)
 
     def give_up(self, reason: str) -> None:
         """Tell everybody who waits that nothing will come."""
