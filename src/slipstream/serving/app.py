@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -259,7 +259,7 @@ class Api:
 
     def _scoring(
         self, prompts: list[list[int]], body: openai.CompletionRequest, answer: CompletionAnswer
-    ) -> Callable[[], Awaitable[None]]:
+    ) -> Callable[[], Coroutine[Any, Any, None]]:
         """What puts the prompts' log-probabilities into an answer. Raises ApiError."""
         top, count = body.logprobs or 0, sum(map(len, prompts))
         if body.suffix:
@@ -327,7 +327,8 @@ class Api:
         self._known(body.model)
         work = await inputs_of(body, self.prompts)
         with self.exchange.admitted(key, 1):
-            return json_response(await embeddings_of(work, body, self.client, self.served_name))
+            making = embeddings_of(work, body, self.client, self.served_name)
+            return json_response(await self.exchange.while_there(request, making))
 
     def _known(self, model: str | None) -> None:
         """Raise ApiError 404 for a model that is not here."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ RECORD_HEADER = "x-slipstream-record"
 """on or off: whether a request is recorded, where --record is given."""
 FAILED = "the server failed; its log says why"
 News = tuple[list[Chunk], RequestTimings | None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Wanted:
     priority: int = 0
     cache_salt: str = ""
     tag: str = ""
-    before: Callable[[], Awaitable[None]] | None = None
+    before: Callable[[], Coroutine[Any, Any, None]] | None = None
     """What is done first, once the request is let in."""
     silent: bool = False
     """Nothing is generated: the answer is what it is before."""
@@ -116,7 +117,7 @@ class Exchange:
         terms = Terms(key.name, wanted.priority, timeout, wanted.cache_salt, wanted.tag, asked)
         try:
             if wanted.before is not None:
-                await self._in_time(wanted.before)
+                await self.while_there(request, wanted.before())
             if wanted.silent:
                 ended = [RequestTimings(len(tokens), 0, 0, 0.0, 0.0, 0.0, 0, 0.0) for tokens, _ in work]
                 span.end(ended)
@@ -197,12 +198,22 @@ class Exchange:
         span.end(ended)
         return json_response(report)
 
-    async def _in_time(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def while_there(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+        """What comes of some work that no token tells of, as long as the client is there, and a request may take.
+
+        Raises ApiError: 499 for nobody to read, 504.
+        """
+        working, leaving = asyncio.create_task(work), asyncio.create_task(disconnected(request))
+        tasks: list[asyncio.Task[Any]] = [working, leaving]
         try:
-            async with asyncio.timeout(self.limits.request_timeout):
-                await work()
-        except TimeoutError as error:
-            raise self._late() from error
+            await asyncio.wait(tasks, timeout=self.limits.request_timeout, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise ApiError(499, GONE) if leaving.done() else self._late()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _late(self) -> ApiError:
         return ApiError(504, f"the answer took more than {self.limits.request_timeout:g} s", "timeout_error")
