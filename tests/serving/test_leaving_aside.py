@@ -40,7 +40,7 @@ class Client:
             self.open -= 1
         return []
 
-    async def score(self, prompts: list[list[int]], top: int, **_: Any) -> list[Any]:
+    async def score(self, prompts: list[list[int]], top: int, tenant: str) -> list[Any]:
         return await self.embed(prompts, "", normalize=True)
 
 

@@ -189,13 +189,13 @@ class EngineClient:
         finally:
             self._answers.pop(number, None)
 
-    async def embed(self, prompts: list[list[int]], pooling: str, *, normalize: bool) -> list[bytes]:
+    async def embed(self, prompts: list[list[int]], pooling: str, *, normalize: bool, tenant: str = "") -> list[bytes]:
         """Vectors of prompts, float32. Raises SlipstreamError."""
-        return await self._of_all(lambda number: Embed(number, prompts, pooling, normalize))
+        return await self._of_all(lambda number: Embed(number, prompts, pooling, normalize, tenant))
 
-    async def score(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprob]]:
+    async def score(self, prompts: list[list[int]], top: int, tenant: str = "") -> list[list[TokenLogprob]]:
         """Log-probabilities of every token of each prompt but the first. Raises SlipstreamError."""
-        return await self._of_all(lambda number: Score(number, prompts, top))
+        return await self._of_all(lambda number: Score(number, prompts, top, tenant))
 
     async def _of_all(self, question: Callable[[int], ToEngine]) -> list[Any]:
         """What comes of each of the prompts in a question, by its number."""

@@ -40,18 +40,21 @@ class Embedder(Aside[_Job]):
     _norm: tuple[Float32Array, float] | None = None
     _tapped: tuple[Model, Executable] | None = None
 
-    def add(self, number: int, prompts: list[list[int]], pooling: str, *, normalize: bool) -> None:
+    def add(self, number: int, prompts: list[list[int]], pooling: str, *, normalize: bool, tenant: str = "") -> None:
         """Take a job. Raises UsageError for what can never be computed."""
         for known in POOLINGS:
             if known == pooling:
-                self.take(_Job(number, prompts, known, normalize))
+                self.take(_Job(number, prompts, tenant, known, normalize))
                 return
         raise UsageError(f"pooling is {' or '.join(POOLINGS)}, not {pooling!r}")
 
     def _compute(self, job: _Job, rows: Rows) -> None:
         hidden = self._run(rows)
-        chosen = hidden.sum(0) if job.pooling == "mean" else hidden[-1]
-        job.total = chosen if job.total is None or job.pooling == "last" else job.total + chosen
+        if job.pooling == "last":
+            job.total = hidden[-1]
+        else:  # added up row by row, so that it is the same whatever the chunks
+            before = [] if job.total is None else [job.total[None]]
+            job.total = np.concatenate([*before, hidden]).sum(0)
 
     def _result(self, job: _Job) -> bytes:
         assert job.total is not None

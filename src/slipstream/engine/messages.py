@@ -43,6 +43,7 @@ class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     prompts: list[list[int]]
     pooling: str
     normalize: bool
+    tenant: str = ""
 
 
 class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -51,6 +52,7 @@ class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     prompts: list[list[int]]
     top: int
+    tenant: str = ""
 
 
 class Deploy(msgspec.Struct, tag=True, array_like=True, frozen=True):

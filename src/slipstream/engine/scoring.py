@@ -30,9 +30,9 @@ class Scorer(Aside[_Job]):
     most_rows, scores = 32, True
     _sibling: tuple[Model, Executable] | None = None
 
-    def add(self, number: int, prompts: list[list[int]], top: int) -> None:
+    def add(self, number: int, prompts: list[list[int]], top: int, tenant: str = "") -> None:
         """Take a job. Raises UsageError for what can never be computed."""
-        self.take(_Job(number, prompts, top))
+        self.take(_Job(number, prompts, tenant, top))
 
     def _compute(self, job: _Job, rows: Rows) -> None:
         logits = self._executable().step(rows, None, logits=True).logits

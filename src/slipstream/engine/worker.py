@@ -179,12 +179,12 @@ class Worker:
             case Submit():
                 if self._desk.take(message):
                     self._add(message)
-            case Embed(number, prompts, pooling, normalize):
+            case Embed(number, prompts, pooling, normalize, tenant):
                 with self._refusing(number):
-                    self._embedder.add(number, prompts, pooling, normalize=normalize)
-            case Score(number, prompts, top):
+                    self._embedder.add(number, prompts, pooling, normalize=normalize, tenant=tenant)
+            case Score(number, prompts, top, tenant):
                 with self._refusing(number):
-                    self._scorer.add(number, prompts, top)
+                    self._scorer.add(number, prompts, top, tenant)
             case Cancel(number):
                 self._embedder.drop(number)
                 self._scorer.drop(number)

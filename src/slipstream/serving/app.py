@@ -254,11 +254,11 @@ class Api:
             for choice in answer.choices:
                 choice.reason = "length"
         if body.echo and body.logprobs is not None:
-            wanted = replace(wanted, before=self._scoring([tokens for tokens, _ in work], body, answer))
+            wanted = replace(wanted, before=self._scoring([tokens for tokens, _ in work], body, answer, key.name))
         return await self.exchange.run(request, key, wanted, answer)
 
     def _scoring(
-        self, prompts: list[list[int]], body: openai.CompletionRequest, answer: CompletionAnswer
+        self, prompts: list[list[int]], body: openai.CompletionRequest, answer: CompletionAnswer, tenant: str
     ) -> Callable[[], Coroutine[Any, Any, None]]:
         """What puts the prompts' log-probabilities into an answer. Raises ApiError."""
         top, count = body.logprobs or 0, sum(map(len, prompts))
@@ -269,7 +269,7 @@ class Api:
             raise bad_request(f"{most}, not {count}", "logprobs")
 
         async def score() -> None:
-            scores = await self.client.score(prompts, top)
+            scores = await self.client.score(prompts, top, tenant)
             await self.prompts.off_loop(lambda: answer.score(prompts, scores))
 
         return score
@@ -327,7 +327,7 @@ class Api:
         self._known(body.model)
         work = await inputs_of(body, self.prompts)
         with self.exchange.admitted(key, 1):
-            making = embeddings_of(work, body, self.client, self.served_name)
+            making = embeddings_of(work, body, self.client, self.served_name, key.name)
             return json_response(await self.exchange.while_there(request, making))
 
     def _known(self, model: str | None) -> None:

@@ -45,12 +45,13 @@ async def inputs_of(body: EmbeddingsRequest, prompts: Prompts) -> list[list[int]
 
 
 async def embeddings_of(
-    work: list[list[int]], body: EmbeddingsRequest, client: EngineClient, served_name: str
+    work: list[list[int]], body: EmbeddingsRequest, client: EngineClient, served_name: str, tenant: str
 ) -> dict[str, Any]:
     """The answer's object, for all inputs. Raises ApiError."""
     encoding = body.encoding_format or "float"
     try:
-        vectors = await client.embed(work, body.pooling or "mean", normalize=body.normalize is not False)
+        normalize = body.normalize is not False
+        vectors = await client.embed(work, body.pooling or "mean", normalize=normalize, tenant=tenant)
     except UsageError as error:
         raise bad_request(str(error), "pooling" if "pooling" in str(error) else "input") from error
     except EngineDiedError as error:
