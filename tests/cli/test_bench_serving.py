@@ -116,7 +116,8 @@ def test_bench_serve(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["one_stream"]["ratio"] > 0
     host = result["serve_streams"]["2"]["host_us"]
     assert host["outside_kernels"] == pytest.approx(sum(host[part] for part in OUTSIDE_KERNELS))
-    assert min(host[part] for part in ("scheduling", "dispatch", "output", "server_us_a_token")) > 0
+    assert min(host[part] for part in ("scheduling", "dispatch", "output")) > 0
+    assert host["server_us_a_token"] >= 0, "counted in hundredths of a second, which so few tokens need not take"
     assert 8 * 6 / 2 <= host["steps"] <= 8 * 6 + 20, "six answers of eight tokens, at most two at a time"
     assert result["half_load"]["p99_tpot_over_alone"] > 0
     assert result["half_load_with_target"]["tpot_target"] > 0

@@ -7,6 +7,7 @@ import contextlib
 import random
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -86,21 +87,29 @@ def wait_for_another(server: Server, pid: int) -> None:
 
 
 def test_killed_at_random_points(server: Server) -> None:
-    rng = random.Random(3)
+    """Before the first token, between two, after the last: always an answer, a refusal or an error in the stream."""
+    rng, hit = random.Random(3), Counter[str]()
     with server.client() as http:
         for _ in range(KILLS):
-            request = body(300, n=4, messages=[{"role": "user", "content": "word " * rng.choice([1, 90])}])
-            pid, after = server.engine_pid(), rng.uniform(0.0, 0.12)
+            said = [{"role": "user", "content": "word " * rng.choice([1, 90])}]
+            request, after = body(300, n=4, messages=said, stream=True), rng.uniform(0.0, 0.12)
+            pid = server.engine_pid()
 
-            async def both(request: dict[str, object] = request, after: float = after) -> int:
+            async def both(request: dict[str, object] = request, after: float = after) -> tuple[int, str]:
                 headers = {"Authorization": f"Bearer {KEY}"}
                 async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as client:
                     asking = asyncio.create_task(client.post(CHAT, json=request))
                     await asyncio.sleep(after)
                     server.kill_engine()
-                    return (await asking).status_code
+                    answer = await asking
+                    return answer.status_code, answer.text
 
-            assert asyncio.run(both()) in (200, 503)
+            status, text = asyncio.run(both())
+            assert status in (200, 503)
+            ended = "data: [DONE]" in text
+            assert ended != ("ended unexpectedly" in text or "being started" in text)
+            hit["whole" if ended else "answer" if status == 200 else "prompt"] += 1
             wait_for_another(server, pid)
         assert http.post(CHAT, json=body(3)).status_code == 200
+    assert min(hit["prompt"], hit["answer"]) >= KILLS // 20, hit
     idle(server)
