@@ -172,7 +172,7 @@ def _spec(r: dict[str, Any]) -> str:
     )
     cost = f"v(K + 1) for K = 1, 4, 8: {', '.join(format(r['verify_cost'][k], '.2f') for k in ('1', '4', '8'))}"
     cost += f", c {r['c']:.3f}" if r["c"] else ""
-    forced = _forced(r) if "forced_acceptance" in r else ""
+    by_coin = forced(r) if "forced_acceptance" in r else ""
     if (passes := (r.get("overheads") or {}).get("pass")) is not None:
         cost += f" ({passes['median']:.3f} beside a plain step after each round)"
     if "overheads" in r:
@@ -182,11 +182,11 @@ def _spec(r: dict[str, Any]) -> str:
     return (
         f"{r['speculative']}{drawn}, {r['prompt_set']}, "
         f"temperature {r['temperature']:g}: mean S {r['mean_speedup']:.2f}, "
-        f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{forced}"
+        f"least {r['least_speedup']:.2f}; {by}; {cost}; {same}{by_coin}"
     )
 
 
-def _forced(r: dict[str, Any]) -> str:
+def forced(r: dict[str, Any]) -> str:
     """What rounds took in a run whose drafts were accepted by coin, at the numbers of drafts that came most often."""
     measured = r["measured_costs"]
     often = sorted(measured["rounds"], key=measured["rounds"].get, reverse=True)[:MOST_LENGTHS]
@@ -195,7 +195,8 @@ def _forced(r: dict[str, Any]) -> str:
         f"{measured['overhead'][drafts]:.2f}"
         for drafts in sorted(often, key=int)
     )
-    return f"; drafts accepted by force, {r['forced_acceptance']:.0%}, measured at every step: {'; '.join(rows)}"
+    took = f", measured at every step: {'; '.join(rows)}" if often else ""
+    return f"; drafts accepted by force, {r['forced_acceptance']:.0%}{took}"
 
 
 def _spec_streams(r: dict[str, Any]) -> str:
