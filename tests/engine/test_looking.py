@@ -1,4 +1,4 @@
-"""How often answers are looked at for drafts: each step where drafts come of it, less often where many looks bring none."""
+"""How often answers are looked at for drafts: each step where drafts come of it, less often where none do."""
 
 from __future__ import annotations
 
