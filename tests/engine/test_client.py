@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import zmq
 
 from slipstream.engine import Terms
 from slipstream.engine import client as client_module
@@ -44,20 +45,28 @@ def test_a_hanging_engine_is_started_again(tiny_gguf: Path, monkeypatch: pytest.
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("what", ["process", "socket"])
 @pytest.mark.parametrize("failures", [2, 99])
 def test_a_process_that_cannot_be_started_is_tried_again(
-    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failures: int
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failures: int, what: str
 ) -> None:
     """As when there is no memory for one, for a moment or for good: that is said, and the trying ends in time."""
     monkeypatch.setattr(client_module, "RESTART_PAUSE", 0.01)
     start, refused = asyncio.create_subprocess_exec, 0
 
-    async def starting(*command: str) -> asyncio.subprocess.Process:
+    def refuse(kind: str) -> None:
         nonlocal refused
-        if client.info is not None and refused < failures:
+        if kind == what and client.info is not None and refused < failures:
             refused += 1
-            raise BlockingIOError(11, "Resource temporarily unavailable")
+            raise OSError(11, "") if kind == "process" else zmq.ZMQError(11)
+
+    async def starting(*command: str) -> asyncio.subprocess.Process:
+        refuse("process")
         return await start(*command)
+
+    def opening(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+        refuse("socket")
+        return socket(context, kind)
 
     async def run() -> None:
         nonlocal client
@@ -78,10 +87,12 @@ def test_a_process_that_cannot_be_started_is_tried_again(
             await client.close()
 
     client: EngineClient
+    socket = zmq.Context.socket
+    monkeypatch.setattr(zmq.Context, "socket", opening)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", starting)
     asyncio.run(run())
     assert refused == min(failures, client_module.MOST_RESTARTS)
-    assert caplog.text.count("cannot be started: Resource temporarily unavailable") == refused
+    assert caplog.text.count("cannot be started: ") == refused
     assert ("giving up" in caplog.text) == (failures > refused)
 
 

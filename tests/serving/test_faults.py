@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from slipstream.paths import cache_folder
 from tests.conftest import write_tiny_gguf
 from tests.serving.conftest import COMMAND, KEY, LIMITED, Server, checked, start, stop
 
@@ -229,6 +230,12 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, flo
         yield running, time.monotonic() - begun
 
 
+def kept() -> dict[Path, int]:
+    """Packed weights and fitted costs on disk, each file as it was written."""
+    folders = (cache_folder() / name for name in ("packed", "cost"))
+    return {path: path.stat().st_ino for folder in folders for path in folder.glob("*")}
+
+
 def streamed(http: httpx.Client, request: dict[str, object], speaks: threading.Event) -> str:
     """All that is said of a request; `speaks` is set with the first token."""
     pieces = []
@@ -244,6 +251,7 @@ def streamed(http: httpx.Client, request: dict[str, object], speaks: threading.E
 def test_the_engine_is_killed(slow: tuple[Server, float], phase: str) -> None:
     """At a known point: who waits is told, in a stream and outside of one, and it is well again soon."""
     server, loading = slow
+    before_it = kept()
     speaks, pid = threading.Event(), server.engine_pid()
     long = [{"role": "user", "content": 400 * phase[0]}] if phase == "prompt" else [{"role": "user", "content": phase}]
     whole, parts = body(90, messages=long, n=2), body(90, messages=long, stream=True)
@@ -273,6 +281,7 @@ def test_the_engine_is_killed(slow: tuple[Server, float], phase: str) -> None:
         assert speaks.is_set() == (phase == "answer"), "it was where it should be"
         server.wait_until_ready(30)
         assert time.monotonic() - ended < loading + LOAD_AND
+        assert kept() == before_it != {}, "what was packed and measured is read again, not made again"
         assert server.engine_pid() != pid
         assert http.post(CHAT, json=body(3)).status_code == 200
 

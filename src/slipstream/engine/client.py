@@ -276,8 +276,9 @@ class EngineClient:
             was_ready = self._ready.is_set()
             self._ready.clear()
             self.stats = replace(self.stats, rollout=None)
-            asyncio.get_running_loop().remove_reader(_descriptor(socket))
-            socket.close(0)
+            if not socket.closed:
+                asyncio.get_running_loop().remove_reader(_descriptor(socket))
+                socket.close(0)
             self.give_up("the engine's process ended unexpectedly; it is being started again, try again")
             if self._closing or self.info is None:
                 return
@@ -294,7 +295,7 @@ class EngineClient:
             await asyncio.sleep(pause)
             try:
                 await self._launch()
-            except OSError as error:  # no memory for a process, or none is allowed: as if it had ended at once
+            except (OSError, zmq.ZMQError) as error:  # no memory, processes or files left: as if it had ended at once
                 log.error("the engine's process cannot be started: %s", error.strerror or error)
 
     def give_up(self, reason: str) -> None:
