@@ -62,12 +62,15 @@ def test_wrong_use(tiny_gguf: Path, options: tuple[str, ...], problem: str) -> N
     assert "Traceback" not in out.stderr
 
 
+CARD = {"target_fingerprint": "0" * 32, "tau": 3.0, "draft_len": 5, "made_for": "a/b"}
+
+
 def test_a_drafter_for_another_target_is_named(tiny_gguf: Path, tmp_path: Path) -> None:
     folder = eagle3_folder(tmp_path)
-    (folder / "slipstream-drafter.json").write_text(json.dumps({"target_fingerprint": "0" * 32, "tau": 3.0}))
+    (folder / "slipstream-drafter.json").write_text(json.dumps(CARD))
     out = run("generate", str(tiny_gguf), "-p", "x", "--max-tokens", "4", "--speculative", str(folder))
     assert out.returncode == 0
-    assert "made for another target" in out.stderr
+    assert "made for another target (a/b)" in out.stderr
 
 
 def test_a_model_with_another_tokenizer_cannot_draft(tiny_gguf: Path, smollm: Path) -> None:

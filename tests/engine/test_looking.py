@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.engine.drafting import LISTEN_EVERY, PATIENCE, Drafting
+from slipstream.engine.flight import Forecast
 from slipstream.program import Draft
 from slipstream.scheduling import Offer, Plan
 from slipstream.speculation import Controller
@@ -84,3 +85,18 @@ def test_steps_that_are_planned_ahead_count(drafting: Drafting) -> None:
     drafting._quiet = 1  # nothing was offered lately
     looks = run(drafting, 16, ahead=True)
     assert STEPS // LISTEN_EVERY - 1 <= looks <= STEPS // LISTEN_EVERY + PATIENCE
+
+
+@pytest.mark.parametrize("prompt_rows", [0, 16])
+def test_steps_that_prompts_share_say_nothing_of_drafts(
+    drafting: Drafting, controller: Scripted, prompt_rows: int
+) -> None:
+    """What a prompt's rows take is not what verifying took."""
+    sequence = SimpleNamespace(tag="x")
+    flight: Any = SimpleNamespace(
+        drafts={id(sequence): Draft.chain([5, 6], [0, 0], "scripted")}, drawing=[sequence], begun=0.0, tokens=[2],
+        forecast=Forecast(plain=1.0, speedup=1.5, extra=0.1), rows=range(1 + 2 + prompt_rows),
+    )  # fmt: skip
+    drafting.step_landed(flight)
+    assert controller.pace.steps == (0 if prompt_rows else 1)
+    assert (controller.dearness == 1.0) == bool(prompt_rows)

@@ -173,3 +173,14 @@ def test_flush() -> None:
     assert fixed.add([chunk(1, 1), chunk(0, 1), chunk(0, 1)]) == [chunk(0, 3)]
     assert fixed.add([chunk(0, 1, "stop")]) == [chunk(0, 2, "stop")]
     assert fixed.add([chunk(1, 1, "length")]) == [chunk(1, 2, "length")]
+
+
+def test_a_step_that_brings_more_than_an_event_holds_does_not_show() -> None:
+    """One event a step; what is left comes with the next ones, and all of it at the end, in events of the same size."""
+    flush = Flush(3)
+    assert flush.add([chunk(0, 1)] * 11 + [chunk(1, 1)] * 6) == [chunk(0, 3), chunk(1, 3)]
+    assert flush.add([chunk(0, 1)]) == [chunk(0, 3)]
+    assert flush.add([chunk(1, 1)]) == [chunk(1, 3)]
+    assert flush.add([chunk(1, 1)]) == []
+    assert flush.add([chunk(0, 1), chunk(0, 1, "stop")]) == [chunk(0, 3), chunk(0, 3), chunk(0, 2, "stop")]
+    assert flush.add([chunk(1, 1, "length")]) == [chunk(1, 3, "length")]

@@ -19,7 +19,7 @@ from slipstream.speculation import Ask, Controller, Drafter, GrammarDrafter
 from slipstream.speculation.acceptance import AnswerAcceptance
 from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
-from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE, MOST_LEFT, TEXT_RETRY
+from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE, MOST_KNOWN, MOST_LEFT, TEXT_RETRY
 
 # 10 ms a step, 0.7 ms for each row more.
 COST = CostModel(Curve((1, 64), (9e-3, 53e-3)), Curve((1, 2), (1e-3, 1e-3)), (0, 0, 0, 0), drafted=0.0)
@@ -253,6 +253,30 @@ def test_tokens_that_were_not_tried_teach_nothing() -> None:
     assert counts.conditional() == [1.0, 1.0]
 
 
+def test_of_a_tree_what_lies_beyond_the_end_teaches_nothing() -> None:
+    """Two levels of two: the answer ended with a token of the first, so that nobody knows about the second."""
+    tree = Draft((5, 6, 7, 8), (-1, -1, 0, 0), (0, 1, 2, 3), "luck")
+    for ended, tried in ((True, [1.0, 1.0, 0.0, 0.0]), (False, [1.0, 1.0, 1.0, 1.0])):
+        drafter = Luck()
+        drafter.ranked, drafter.classes = True, 4
+        controller, answer = Controller([drafter]), answer_of()
+        assert controller.landed(answer, tree, [0], ended=ended) == (1 if ended else 2)
+        known = controller._knows(drafter, answer).classes
+        assert known._tries == tried
+        assert known._hits == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_kind_of_traffic_that_goes_on_is_not_forgotten() -> None:
+    """However many others come: those that were used longest ago give way."""
+    controller = Controller([Text()])
+    (text,) = controller.drafters
+    controller._knows(text, answer_of("regular")).classes.observe(0, 0.0)
+    for number in range(3 * MOST_KNOWN):
+        controller._knows(text, answer_of(f"once {number}"))
+        assert controller._knows(text, answer_of("regular")).classes._tries == [1.0]
+    assert len(controller._known) == MOST_KNOWN
+
+
 def test_a_drafter_that_breaks_its_promise_is_named() -> None:
     for tau, chance in ((3.5, 0.05), (3.5, 0.9)):
         controller = Controller([Luck()], Card(tau=tau))
@@ -286,17 +310,19 @@ def test_a_drafter_that_is_no_good_is_named_soon(rounds: int, accepted: int, nam
     assert (controller.disappointed() is not None) == named
 
 
-def test_the_pace_of_every_drafter_and_tag() -> None:
-    controller = Controller([])
-    controller.paced([("a", "x")], 1.0, 2.0, 1.8)
-    controller.paced([("a", "x"), ("b", "y")], 2.0, 3.0, 1.4)
-    assert controller.pace.measured_speedup == pytest.approx(5 / 3)
-    assert controller.paces["a", "x"].measured_speedup == pytest.approx(3.5 / 2)
-    assert controller.paces["b", "y"].measured_speedup == pytest.approx(1.5)
-    assert controller.paces["b", "y"].predicted_speedup == pytest.approx(1.4)
-    for number in range(1000):
-        controller.paced([("a", str(number))], 1.0, 1.0, 1.0)
-    assert len(controller.paces) <= 256
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize(("chance", "named"), [(0.8, False), (0.35, True)])
+def test_a_promise_is_compared_at_its_own_length(most: int, chance: float, named: bool) -> None:
+    """A card's tau is that of drafts of one length; what is asked of the drafter is often shorter."""
+    rng, card = random.Random(0), Card(tau=1 + sum(0.8**k for k in range(1, 6)), draft_len=5)
+    controller = Controller([Luck()], card)
+    draft = Draft.chain([1] * most, [0] * most, "luck")
+    for _ in range(600):
+        held = next((n for n in range(most) if rng.random() >= chance), most)
+        controller.landed(answer_of(), draft, range(held), ended=False)
+    said = controller.disappointed()
+    assert (said is not None) == named
+    assert said is None or "of 5 drafts" in said
 
 
 def test_dearness_follows_what_verifying_costs() -> None:

@@ -31,6 +31,7 @@ from slipstream.speculation import (
 )
 from slipstream.speculation.card import Card, fingerprint_of, read_card, warnings_for
 from slipstream.speculation.checkpoint import DrafterWeights, Family, family_of
+from slipstream.speculation.drafter import Needs
 from slipstream.speculation.dspark import DSparkDrafter
 from slipstream.speculation.dspark_model import (
     DSparkConfig,
@@ -118,10 +119,11 @@ def verification_of(rule: str) -> Verification:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A drafter's folder, looked into: its family and config for one target."""
+    """A drafter's folder, looked into: its card, its family and config for one target."""
 
     path: Path
     checkpoint: Checkpoint
+    card: Card
     family: Family
     config: Eagle3Config | DSparkConfig
 
@@ -131,7 +133,7 @@ class Folder:
         checkpoint = open_checkpoint(path)
         family = family_of(checkpoint)
         read = read_eagle3 if family == "eagle3" else read_dspark
-        return cls(path, checkpoint, family, read(checkpoint, target.layers, target.hidden))
+        return cls(path, checkpoint, read_card(path), family, read(checkpoint, target.layers, target.hidden))
 
 
 def load_speculative(
@@ -160,13 +162,12 @@ def load_speculative(
         model = load_model(reference, options, progress)
         return model, _controller(wanted, model, progress, drawing)
     folder = Folder.open(resolve(wanted.reference, progress), config)
-    card, fingerprint = read_card(folder.path), fingerprint_of(config, target)
-    for warning in warnings_for(card, fingerprint, wanted.reference):
-        log.warning("%s", warning)
     model = load_model(reference, replace(options, taps=folder.config.taps), progress)
     drafter = load_tapped_drafter(folder, model, ModelWeights(config, target), drawing, wanted.tree)
-    drafter.fingerprint = card.target_fingerprint
-    return model, Controller([drafter] if wanted.only else [*_from_text(), drafter], card)
+    warnings = warnings_for(drafter.fingerprint, fingerprint_of(config, target), wanted.reference, folder.card.made_for)
+    for warning in warnings:
+        log.warning("%s", warning)
+    return model, Controller([drafter] if wanted.only else [*_from_text(), drafter], folder.card)
 
 
 def _from_text(*, learn: bool = True) -> tuple[Drafter, ...]:
@@ -203,21 +204,34 @@ def load_tapped_drafter(
     if isinstance(config, Eagle3Config):
         eagle_weights, tokens = eagle3_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
         first = record_eagle3(config, length, kv_format, state, from_taps=True)
-        over_taps = _compile(folder, first, eagle_weights, target)
+        needs = _needs(config, first, eagle_weights)
+        over_taps = _compile(folder, first, eagle_weights, target, needs)
         over_hidden = over_taps.sibling(record_eagle3(config, length, kv_format, state, from_taps=False))
         _set_vocabulary((over_taps, over_hidden), tokens)
         parts = (config, over_taps, over_hidden, state, target.max_rows, blocks, tokens)
         eagle = Eagle3Drafter(*parts, drawing) if tree is None else Eagle3TreeDrafter(*parts, tree)
-        eagle.held_bytes = _held_bytes(over_taps, target)
-        return eagle
+        return _made_known(eagle, folder, needs, _held_bytes(over_taps, target))
     if tree is not None:
         raise UsageError("a DSpark drafter makes no trees")
     dspark, tokens = dspark_weights(config, folder.checkpoint, TargetWeights(target.config, weights))
-    block = _compile(folder, record_block(config, length, kv_format, state), dspark, target)
+    program = record_block(config, length, kv_format, state)
+    needs = _needs(config, program, dspark)
+    block = _compile(folder, program, dspark, target, needs)
     context = block.sibling(record_context(config, length, kv_format, state))
     heads = MarkovHeads(config, folder.checkpoint, tokens)
     drafter = DSparkDrafter(config, context, block, heads, state, target.max_rows, drawing)
-    drafter.held_bytes = _held_bytes(block, target)
+    return _made_known(drafter, folder, needs, _held_bytes(block, target))
+
+
+def _needs(config: Eagle3Config | DSparkConfig, program: Program, weights: DrafterWeights) -> Needs:
+    """The target's hidden states, and its embedding and head where the folder has none of its own."""
+    embedding, head = (name in program.weights and not weights.has(name) for name in ("embed.weight", "head.weight"))
+    return Needs(config.taps, embedding, head)
+
+
+def _made_known(drafter: TappedDrafter, folder: Folder, needs: Needs, held_bytes: int) -> TappedDrafter:
+    """What it needs, whose it is, and what it holds."""
+    drafter.needs, drafter.fingerprint, drafter.held_bytes = needs, folder.card.target_fingerprint, held_bytes
     return drafter
 
 
@@ -235,11 +249,11 @@ def load_candidate(folder: Path, model: Model, drawing: Drawing | None = None) -
     """Load a drafter while an engine runs: nothing of the engine is touched. Raises SlipstreamError."""
     checkpoint = open_checkpoint(resolve(model.reference))
     opened = Folder.open(folder, model.config)
-    card, fingerprint = read_card(folder), fingerprint_of(model.config, checkpoint)
     tapped = with_taps(model, opened.config.taps)
     drafter = load_tapped_drafter(opened, tapped, ModelWeights(model.config, checkpoint), drawing)
-    drafter.fingerprint = card.target_fingerprint
-    return Candidate(drafter, card, tapped, tuple(warnings_for(card, fingerprint, str(folder))))
+    fingerprint = fingerprint_of(model.config, checkpoint)
+    warnings = warnings_for(drafter.fingerprint, fingerprint, str(folder), opened.card.made_for)
+    return Candidate(drafter, opened.card, tapped, tuple(warnings))
 
 
 def with_taps(model: Model, taps: tuple[int, ...]) -> Model:
@@ -271,7 +285,7 @@ class TargetWeights:
         return self._weights.float32(self._use(use), shard)
 
 
-def _compile(folder: Folder, program: Program, weights: DrafterWeights, target: Model) -> Executable:
+def _compile(folder: Folder, program: Program, weights: DrafterWeights, target: Model, needs: Needs) -> Executable:
     """Compile for the target's backend, sharing its threads and, where they are the target's, packed matrices."""
     executable = target.executable
     if not isinstance(executable, NativeExecutable):
@@ -279,9 +293,9 @@ def _compile(folder: Folder, program: Program, weights: DrafterWeights, target: 
 
         return ReferenceBackend().compile(program, weights, target.blocks, target.spare_blocks)
     shared = {}
-    for name in ("embed.weight", "head.weight"):
+    for name, wanted in (("embed.weight", needs.embedding), ("head.weight", needs.head)):
         theirs = "embed.weight" if name == "head.weight" and target.config.tied_head else name
-        if name in program.weights and not weights.has(name):
+        if wanted:
             shared[name] = executable.operands.matrices[theirs]
     backend = NativeBackend(
         executable.threads, target.max_rows, TAPPED_FORMAT, folder.checkpoint.files,

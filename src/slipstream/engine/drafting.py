@@ -166,15 +166,17 @@ class Drafting:
         """All of a step's tokens are known: keep the pace."""
         if self.controller is not None and not self.resting:
             self.controller.known(flight.drawing)
-        if self.controller is not None and flight.drafts:
-            forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
-            plain = forecast.plain * sum(flight.tokens) / decodes
-            spent = time.perf_counter() - flight.begun
-            tags = {id(sequence): sequence.tag for sequence in flight.drawing}
-            drafted = [(draft.drafter, tags[key]) for key, draft in flight.drafts.items() if key in tags]
-            self.controller.paced(drafted, spent, plain, forecast.speedup)
-            if len(flight.rows) == decodes + sum(map(len, flight.drafts.values())):  # no prompts among them
-                self.controller.verified(spent - forecast.drafting - forecast.plain, forecast.extra)
+        if self.controller is None or not flight.drafts:
+            return
+        forecast, decodes = flight.forecast, max(len(flight.drawing), 1)
+        if len(flight.rows) != decodes + sum(map(len, flight.drafts.values())):  # prompts share it
+            return
+        plain = forecast.plain * sum(flight.tokens) / decodes
+        spent = time.perf_counter() - flight.begun
+        tags = {id(sequence): sequence.tag for sequence in flight.drawing}
+        drafted = [(draft.drafter, tags[key]) for key, draft in flight.drafts.items() if key in tags]
+        self.controller.paced(drafted, spent, plain, forecast.speedup)
+        self.controller.verified(spent - forecast.drafting - forecast.plain, forecast.extra)
 
     @property
     def _neural(self) -> Drafter | None:

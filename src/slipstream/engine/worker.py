@@ -58,7 +58,6 @@ from slipstream.kernels.native import NativeExecutable
 from slipstream.kvcache import Shelf
 from slipstream.program import BLOCK_SLOTS, KVFormat
 from slipstream.scheduling import Limits
-from slipstream.speculation import Pace
 from slipstream.speculation.card import fingerprint_of
 from slipstream.speculation.settings import Drawing
 from slipstream.weights.open import open_checkpoint
@@ -290,16 +289,16 @@ class Worker:
         controller = self.engine.controller
         if controller is None:
             return [], 1.0, 1.0, None
-        stats = []
-        for key, counts in controller.counts().items():
-            own = controller.paces.get(key, Pace())
+        stats, ledger = [], controller.ledger
+        for key, counts in ledger.counts().items():
+            own = ledger.pace_of(*key)
             stats.append(
                 DraftStats(
                     *key, counts.rounds, counts.drafted, counts.accepted, counts.tries, counts.hits,
                     own.predicted_speedup, own.measured_speedup,
                 )
             )  # fmt: skip
-        pace = controller.pace
+        pace = ledger.pace
         return stats, pace.predicted_speedup, pace.measured_speedup, controller.disappointed()
 
 

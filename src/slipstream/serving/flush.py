@@ -26,7 +26,11 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 
 
 class Flush:
-    """Chunks of an answer's choices, joined. `size` tokens in each event but the last; 0: what a step brought."""
+    """Chunks of an answer's choices, joined. `size` tokens in each event but the last; 0: what a step brought.
+
+    With a size no step sends a choice more than one event, whatever it brought: what is left waits for the next step,
+    or for the end.
+    """
 
     def __init__(self, size: int = 0):
         self._size = size
@@ -36,13 +40,26 @@ class Flush:
         """News of a step; returns what is to be sent now."""
         if len(chunks) == 1 and not self._size:
             return list(chunks)
-        ready: list[Chunk] = []
         for chunk in chunks:
-            held = self._held.setdefault(chunk.choice, [])
-            held.append(chunk)
-            if self._size and (chunk.finish_reason is not None or sum(len(c.token_ids) for c in held) >= self._size):
-                ready.append(joined(self._held.pop(chunk.choice)))
+            self._held.setdefault(chunk.choice, []).append(chunk)
         if not self._size:
             ready = [joined(held) for held in self._held.values()]
             self._held.clear()
-        return ready
+            return ready
+        return [event for choice in dict.fromkeys(chunk.choice for chunk in chunks) for event in self._due(choice)]
+
+    def _due(self, choice: int) -> list[Chunk]:
+        """One event, if there are enough tokens for it; all that is left of a choice that has ended."""
+        held = self._held.pop(choice)
+        ended, due = held[-1].finish_reason is not None, list[Chunk]()
+        while held:
+            count = tokens = 0
+            while count < len(held) and tokens < self._size:
+                tokens += len(held[count].token_ids)
+                count += 1
+            if not ended and (due or tokens < self._size):
+                self._held[choice] = held
+                break
+            due.append(joined(held[:count]))
+            held = held[count:]
+        return due

@@ -59,11 +59,14 @@ def fingerprint_of(config: ModelConfig, checkpoint: Checkpoint) -> str:
     return digest.hexdigest()[:32]
 
 
-def warnings_for(card: Card, fingerprint: str, name: str) -> list[str]:
-    """What speaks against using a drafter for a target."""
-    if card.target_fingerprint and card.target_fingerprint != fingerprint:
+def warnings_for(belongs_to: str, fingerprint: str, name: str, made_for: str = "") -> list[str]:
+    """What speaks against using a drafter that belongs to a target for the target of a fingerprint.
+
+    `made_for` is what its card calls its target.
+    """
+    if belongs_to and belongs_to != fingerprint:
         return [
-            f"the drafter {name} was made for another target than this one: answers stay right, but expect fewer of "
-            "its drafts to be accepted; train it again for this target"
+            f"the drafter {name} was made for another target{f' ({made_for})' if made_for else ''} than this one: "
+            "answers stay right, but expect fewer of its drafts to be accepted; train it again for this target"
         ]
     return []

@@ -7,7 +7,6 @@ answer's drafts would bring. How many are verified is the planner's choice, by t
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation.acceptance import TAG_MEMORY, TAG_WEIGHT, Acceptance, AnswerAcceptance, survival
 from slipstream.speculation.card import Card
 from slipstream.speculation.drafter import Ask, Drafter
-from slipstream.speculation.statistics import Counts, Pace
+from slipstream.speculation.statistics import Counts, Ledger, Pace
 
 FIRST_PAUSE, LONGEST_PAUSE = 16, 512
 """Tokens for which an answer that neural drafts do not pay for is left alone; twice as many each time in a row."""
@@ -37,7 +36,8 @@ TEXT_RETRY, TEXT_TRIAL = 32, 2
 """Of so many drafts from text that do not pay by what is known, one is tried all the same, this long at most."""
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
-MOST_TAGS = 256
+MOST_KNOWN = 256
+"""Kinds of traffic, each with one drafter, of which is known how drafts fare; those used longest ago are forgotten."""
 LEARNING, LEAST_DEARNESS, MOST_DEARNESS = 0.08, 0.3, 4.0
 """Share of what a step showed that goes into the dearness of drafts, and what a step can show at most."""
 SAMPLED = 0.8
@@ -46,7 +46,8 @@ was seen.
 """
 ENOUGH_ROUNDS, FAR_UNDER, SURE = 8, 0.6, 3.0
 """Verifications after which a drafter is compared with its card, the share of its promise that is too little, and the
-standard deviations by which it has to be: one that is no good is seldom asked, and people should hear of it.
+standard deviations by which each position has to fall short: one that is no good is seldom asked, and people should
+hear of it.
 """
 POSITION_PRIOR = 0.6
 """Chance of a neural draft at each position before anything was seen."""
@@ -70,7 +71,6 @@ class _Known:
 
     classes: Acceptance
     positions: Acceptance
-    counts: Counts = field(default_factory=Counts)
     vain: int = 0
     """Verifications in a row without a token that held."""
     left: int = 0
@@ -104,11 +104,13 @@ class Place(NamedTuple):
 class Controller:
     """Drafting for all answers of an engine; one of the drafters may be neural."""
 
-    def __init__(self, drafters: Sequence[Drafter], card: Card | None = None):
-        """`card` is what the neural drafter promises."""
+    def __init__(self, drafters: Sequence[Drafter], card: Card | None = None, ledger: Ledger | None = None):
+        """`card` is what the neural drafter promises, `ledger` that of the controller before, if there was one."""
         self.drafters, self.card = list(drafters), card or Card()
         self._neural = next((drafter for drafter in self.drafters if drafter.neural), None)
-        self.pace, self.paces = Pace(), OrderedDict[tuple[str, str], Pace]()
+        self.ledger = ledger or Ledger()
+        self.seen = Counts()
+        """Of the neural drafter's drafts."""
         self.root = ""
         """Answers under one root of the prefix cache have the state of one drafter in their blocks."""
         self.dearness = 1.0
@@ -238,12 +240,16 @@ class Controller:
         track, known = self._tracks.get(id(answer), _Track()), self._knows(drafter, answer)
         depth = max(draft.depths) + 1
         tried = accepted if ended else min(accepted + 1, depth)
-        known.counts.add(len(draft), accepted, tried)
-        if drafter.neural and tried:
-            known.verified(accepted)
+        self.ledger.verified(drafter.name, answer.tag, len(draft), accepted, tried)
+        if drafter.neural:
+            self.seen.add(len(draft), accepted, tried)
+            if tried:
+                known.verified(accepted)
         chances = self._chances(drafter, answer, track)
         if drafter.ranked:
-            for index, rank in enumerate(draft.classes):
+            for index, (rank, level) in enumerate(zip(draft.classes, draft.depths, strict=True)):
+                if ended and level >= accepted:  # whether it is right nobody knows
+                    continue
                 chances.observe(rank, float(index in held))
                 known.classes.observe(rank, float(index in held))
         elif draft.is_chain:
@@ -261,11 +267,7 @@ class Controller:
 
     def paced(self, drafted: Sequence[tuple[str, str]], spent: float, plain: float, predicted: float) -> None:
         """A step with drafts, by drafter and tag, has `spent` so long for what would take `plain` without."""
-        self.pace.add(spent, plain, predicted)
-        for key in drafted:
-            if key not in self.paces and len(self.paces) >= MOST_TAGS:
-                self.paces.popitem(last=False)
-            self.paces.setdefault(key, Pace()).add(spent / len(drafted), plain / len(drafted), predicted)
+        self.ledger.paced(drafted, spent, plain, predicted)
 
     def known(self, answers: Sequence[Answer]) -> None:
         """Tokens of answers have become known."""
@@ -304,33 +306,31 @@ class Controller:
         """A sentence if the neural drafter is far under what its card promised."""
         if self.neural is None or self.card.tau <= 1.0:
             return None
-        total = Counts()
-        for (name, _), counts in self.counts().items():
-            if name == self.neural.name:
-                total.merge(counts)
-        if total.rounds < ENOUGH_ROUNDS:
-            return None
-        accepted = total.accepted / total.rounds
-        doubt = SURE * math.sqrt((accepted + accepted * accepted + 1.0 / total.rounds) / total.rounds)
-        if accepted + doubt >= (self.card.tau - 1.0) * FAR_UNDER:
+        length, seen = self.card.draft_len or self.neural.most, self.seen
+        if seen.rounds < ENOUGH_ROUNDS or seen.most_tau(length, SURE) - 1.0 >= (self.card.tau - 1.0) * FAR_UNDER:
             return None
         return (
-            f"the drafter's card promises {self.card.tau:.2f} tokens a verification, {total.rounds} verifications "
-            f"of this traffic brought {total.tau:.2f}: train it on this traffic, or leave it out"
+            f"the drafter's card promises {self.card.tau:.2f} tokens a verification of {length} drafts, "
+            f"{seen.rounds} verifications of this traffic come to {seen.tau_of_drafts(length):.2f}: train it on this "
+            "traffic, or leave it out"
         )
+
+    @property
+    def pace(self) -> Pace:
+        """Of all steps with drafts since the start."""
+        return self.ledger.pace
 
     def counts(self) -> dict[tuple[str, str], Counts]:
         """What drafting brought since the start, by drafter and tag."""
-        total: dict[tuple[str, str], Counts] = {}
-        for (drafter, tag, _), known in self._known.items():
-            total.setdefault((drafter, tag), Counts()).merge(known.counts)
-        return total
+        return self.ledger.counts()
 
     def _knows(self, drafter: Drafter, answer: Answer) -> _Known:
         sampled = answer.params.temperature > 0
         key = (drafter.name, answer.tag, sampled)
         known = self._known.get(key)
-        if known is None:
+        if known is not None:
+            self._known.move_to_end(key)
+        else:
             share = SAMPLED if sampled and not (drafter.neural or drafter.certain) else 1.0
 
             def prior(draft_class: int) -> float:
@@ -340,7 +340,7 @@ class Controller:
                 Acceptance(drafter.classes, prior, TAG_MEMORY, TAG_WEIGHT),
                 Acceptance(drafter.most, lambda position: POSITION_PRIOR, TAG_MEMORY, TAG_WEIGHT),
             )
-            if len(self._known) > MOST_TAGS:
+            if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
         return known
 

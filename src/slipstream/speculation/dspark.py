@@ -49,7 +49,7 @@ class DSparkDrafter(TappedDrafter):
         """`context` and `block` run the programs of `record_context` and `record_block` over one cache."""
         super().__init__(context, state, len(config.taps) * config.tap_width, 0)
         self.config, self.context, self.block, self.heads = config, context, block, heads
-        self.needs = Needs(config.taps, embedding=True, head=True)
+        self.needs = Needs(config.taps)
         self.most, self.drawing, self._max_rows = config.drafts, drawing, max_rows
         self._looking = SamplingParams(temperature=0.0, logprobs=min(LOOKED_AT, config.draft_vocabulary))
         self._draws: dict[int, DrawColumns] = {}

@@ -62,7 +62,7 @@ class Eagle3Drafter(TappedDrafter):
         """`over_taps` and `over_hidden` run the programs of `record_eagle3` over the same weights and cache."""
         super().__init__(over_taps, state, len(config.taps) * config.tap_width, blocks)
         self.over_taps, self.over_hidden = over_taps, over_hidden
-        self.needs = Needs(config.taps, embedding=True)
+        self.needs = Needs(config.taps)
         self._max_rows = max_rows
         self._settings = DraftSettings(vocabulary, drawing)
         self._clock, self._begun = PassClock(), PassClock()

@@ -111,15 +111,7 @@ class Arm:
 
 def _tau_of(present: Controller) -> float | None:
     """Tau of a controller's neural drafter before there was a candidate; None without one that has drafted enough."""
-    if present.neural is None:
-        return None
-    counts = Counts()
-    for (name, _), of_tag in present.counts().items():
-        if name == present.neural.name:
-            counts.merge(of_tag)
-    if counts.tries[0] < ENOUGH_ROUNDS:
-        return None
-    return float(_tau(np.array(counts.tries[:DRAFT]), np.array(counts.hits[:DRAFT])))
+    return present.seen.tau_of_drafts(DRAFT) if present.seen.tries[0] >= ENOUGH_ROUNDS else None
 
 
 def _tau(tries: npt.NDArray[np.int64], hits: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -153,16 +145,14 @@ class Rollout(Controller):
         Answers `under_way` stay with the present drafter. Both neural drafters must read the same layers of the target.
         """
         text = [drafter for drafter in present.drafters if not drafter.neural]
-        super().__init__(text, card)
-        self.present, self.candidate = present, Controller([*text, candidate], card)
+        super().__init__(text, card, present.ledger)
+        self.present, self.candidate = present, Controller([*text, candidate], card, present.ledger)
         self.candidate.root = f"drafter {next(_NUMBERS)}"
         self.stage: Stage = stage
         self.share, self.auto = share, auto
         self.outcome: str | None = None
         """Why the candidate was taken back, once it was."""
         self.arms = {"present": Arm("present"), "candidate": Arm("candidate")}
-        self.pace = present.pace
-        self.candidate.pace = present.pace
         self._shadow = Shadow(candidate)
         drafters = [drafter for drafter in (present.neural, candidate) if drafter is not None]
         self._both = Both(drafters, lambda answer: self._of(answer).neural, self._looked_at)
@@ -293,11 +283,3 @@ class Rollout(Controller):
         """Of whichever drafts."""
         drafting = self.candidate if self.stage == "all" and self.outcome is None else self.present
         return drafting.disappointed()
-
-    def counts(self) -> dict[tuple[str, str], Counts]:
-        """Of both drafters; where they are of one family, together."""
-        total: dict[tuple[str, str], Counts] = {}
-        for controller in (self.present, self.candidate):
-            for key, counts in controller.counts().items():
-                total.setdefault(key, Counts()).merge(counts)
-        return total

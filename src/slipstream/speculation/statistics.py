@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST_POSITIONS = 16
 """Positions of a draft whose acceptance is kept apart; later ones are not counted by position."""
+MOST_KINDS, OTHERS = 256, "others"
+"""Kinds of traffic (drafter and tag) that a ledger keeps apart, and the tag of those that came later."""
 
 
 @dataclass
@@ -52,6 +56,32 @@ class Counts:
         """Acceptance by position, given that all before it were accepted; as far as there is any."""
         return [hits / tries for hits, tries in zip(self.hits, self.tries, strict=True) if tries]
 
+    def tau_of_drafts(self, length: int) -> float:
+        """Mean tokens of a verification of so many drafts, whatever the lengths were, by acceptance at each position.
+
+        A position that was never tried is taken to be like the one before it.
+        """
+        return _tau(self.conditional(), length)
+
+    def most_tau(self, length: int, deviations: float) -> float:
+        """What that is at most, each position's acceptance so many standard deviations up (Wilson's bound)."""
+        square = deviations * deviations
+        bounds = []
+        for hits, tries in zip(self.hits, self.tries, strict=True):
+            if tries:
+                share = hits / tries
+                doubt = deviations * math.sqrt((share * (1.0 - share) + square / (4 * tries)) / tries)
+                bounds.append((share + square / (2 * tries) + doubt) / (1.0 + square / tries))
+        return _tau(bounds, length)
+
+
+def _tau(chances: Sequence[float], length: int) -> float:
+    tau = alive = 1.0
+    for position in range(length if chances else 0):
+        alive *= chances[min(position, len(chances) - 1)]
+        tau += alive
+    return tau
+
 
 @dataclass
 class Pace:
@@ -78,3 +108,47 @@ class Pace:
     def predicted_speedup(self) -> float:
         """S that was expected, each step weighed with its seconds."""
         return self.predicted / self.spent if self.spent else 1.0
+
+
+@dataclass
+class _Kind:
+    counts: Counts = field(default_factory=Counts)
+    pace: Pace = field(default_factory=Pace)
+
+
+class Ledger:
+    """What drafting brought an engine since its start, whichever controllers came and went: nothing in it ever falls.
+
+    A tag that comes when there are many already is counted among OTHERS, for good.
+    """
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        """Of all steps with drafts."""
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def _kind(self, drafter: str, tag: str) -> _Kind:
+        kind = self._kinds.get((drafter, tag))
+        if kind is None:
+            if len(self._kinds) >= MOST_KINDS:
+                tag = OTHERS
+            kind = self._kinds.setdefault((drafter, tag), _Kind())
+        return kind
+
+    def verified(self, drafter: str, tag: str, drafted: int, accepted: int, tried: int) -> None:
+        """A verification; see `Counts.add`."""
+        self._kind(drafter, tag).counts.add(drafted, accepted, tried)
+
+    def paced(self, drafted: Sequence[tuple[str, str]], spent: float, plain: float, predicted: float) -> None:
+        """A step with drafts, by drafter and tag; see `Pace.add`."""
+        self.pace.add(spent, plain, predicted)
+        for drafter, tag in drafted:
+            self._kind(drafter, tag).pace.add(spent / len(drafted), plain / len(drafted), predicted)
+
+    def counts(self) -> dict[tuple[str, str], Counts]:
+        """By drafter and tag."""
+        return {key: kind.counts for key, kind in self._kinds.items()}
+
+    def pace_of(self, drafter: str, tag: str) -> Pace:
+        """Of the steps with drafts of one drafter and tag, shared with whoever drafted in them, too."""
+        return self._kinds[drafter, tag].pace
