@@ -378,3 +378,23 @@ def test_an_answer_is_steady_until_it_surprises() -> None:
         if changed.chance(0) > 0.6:
             break
     assert count <= 14
+
+
+def test_after_a_few_dozen_drafts_in_vain_little_is_expected() -> None:
+    """However sure one could be before: what tag and drafter promise fades slowly, and every draft costs a row."""
+    one = AnswerAcceptance(2, lambda draft_class: 0.95)
+    for _ in range(200):
+        one.observe(0, 1.0)
+    for _ in range(30):
+        one.observe(0, 0.0)
+    assert one.chance(0) < 0.07
+    assert one.chances([0, 1])[1] > 0.5, "another class had no misses"
+    one.observe(0, 1.0)
+    assert one.chance(0) > 0.1
+    rng, low = random.Random(0), []
+    for _ in range(300):  # drafts that hold one time in four are not taken for ones that never do
+        seldom = AnswerAcceptance(1, lambda draft_class: 0.25)
+        for _ in range(60):
+            seldom.observe(0, float(rng.random() < 0.25))
+        low.append(seldom.chance(0) < 0.1)
+    assert statistics.fmean(low) < 0.08

@@ -9,6 +9,10 @@ STEADY_MEMORY, WARY_MEMORY, TAG_MEMORY = 64.0, 12.0, 200.0
 """Observations of a class that count: an answer can change its subject, and then old ones mislead."""
 STEADY_WEIGHT, WARY_WEIGHT, TAG_WEIGHT = 12.0, 1.5, 5.0
 """Observations that what is known from elsewhere counts as."""
+MISSES = 8
+"""Drafts of a class in a row that were not accepted, from which on these alone bound its chance: the prior, or what was
+before, would take long to fade.
+"""
 SURPRISE = 2.0
 """Standard deviations from what is expected at which an answer is no longer like the others, or like itself."""
 
@@ -41,7 +45,7 @@ class AnswerAcceptance:
     it within a few drafts; then only what it did lately counts.
     """
 
-    __slots__ = ("_decay", "_expected", "_now", "_seen", "_steady", "_variance", "_wary")
+    __slots__ = ("_decay", "_expected", "_misses", "_most", "_now", "_seen", "_steady", "_variance", "_wary")
 
     def __init__(self, classes: int, prior: Callable[[int], float]):
         self._steady = Acceptance(classes, prior, STEADY_MEMORY, STEADY_WEIGHT)
@@ -49,6 +53,7 @@ class AnswerAcceptance:
         self._now = self._steady
         self._expected = self._seen = self._variance = 0.0
         self._decay = 1.0 - 1.0 / WARY_MEMORY
+        self._misses, self._most = [0] * classes, [1.0] * classes
 
     @property
     def surprised(self) -> bool:
@@ -57,11 +62,12 @@ class AnswerAcceptance:
 
     def chance(self, draft_class: int) -> float:
         """How likely a draft of a class is to be accepted when those before it are."""
-        return self._now.chance(draft_class)
+        return min(self._now.chance(draft_class), self._most[draft_class])
 
     def chances(self, classes: Iterable[int]) -> list[float]:
         """The same of several."""
-        return [self._now.chance(draft_class) for draft_class in classes]
+        now, most = self._now.chance, self._most
+        return [min(now(draft_class), most[draft_class]) for draft_class in classes]
 
     def observe(self, draft_class: int, accepted: float) -> None:
         """A draft was accepted (1) or not (0); in between if it was not verified, but had that chance."""
@@ -72,6 +78,8 @@ class AnswerAcceptance:
         self._steady.observe(draft_class, accepted)
         self._wary.observe(draft_class, accepted)
         self._now = self._wary if self.surprised else self._steady
+        misses = self._misses[draft_class] = 0 if accepted > 0.0 else self._misses[draft_class] + 1
+        self._most[draft_class] = 2.0 / (misses + 2.0) if misses >= MISSES else 1.0
 
 
 def survival(chances: list[float]) -> tuple[float, ...]:
