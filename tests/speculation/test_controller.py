@@ -16,10 +16,17 @@ from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
 from slipstream.scheduling.drafts import Prices, allot
 from slipstream.speculation import Ask, Controller, Drafter, GrammarDrafter
-from slipstream.speculation.acceptance import AnswerAcceptance
+from slipstream.speculation.acceptance import AnswerAcceptance, PositionAcceptance
 from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
-from slipstream.speculation.controller import FIRST_PAUSE, LONGEST_PAUSE, MOST_KNOWN, MOST_LEFT, TEXT_RETRY
+from slipstream.speculation.controller import (
+    FIRST_PAUSE,
+    LONGEST_FIRST,
+    LONGEST_PAUSE,
+    MOST_KNOWN,
+    MOST_LEFT,
+    TEXT_RETRY,
+)
 
 # 10 ms a step, 0.7 ms for each row more.
 COST = CostModel(Curve((1, 64), (9e-3, 53e-3)), Curve((1, 2), (1e-3, 1e-3)), (0, 0, 0, 0), drafted=0.0)
@@ -398,3 +405,53 @@ def test_after_a_few_dozen_drafts_in_vain_little_is_expected() -> None:
             seldom.observe(0, float(rng.random() < 0.25))
         low.append(seldom.chance(0) < 0.1)
     assert statistics.fmean(low) < 0.08
+
+
+def test_a_trial_is_no_prediction() -> None:
+    """What is foreseen of it is hope: S as predicted leaves it out."""
+    controller, answer = Controller([Luck()]), answer_of()
+    for trial in (True, False):
+        assert controller.offers([answer], COST)
+        assert controller.draft(Plan([SpanPlan(answer, 1, 4)], [], [], [], []))
+        assert controller.trying is trial
+        controller.paced([("luck", "")], 2.0, 3.0, 4.0)
+        expected = 1.5 if trial else (1.5 * 2.0 + 4.0 * 2.0) / 4.0
+        assert controller.pace.predicted_speedup == pytest.approx(expected)
+        answer.tokens.append(1)
+    assert controller.pace.measured_speedup == pytest.approx(1.5)
+
+
+def test_positions_that_were_hardly_tried_are_like_the_ones_before() -> None:
+    positions = PositionAcceptance(8, 0.6, 200.0, 5.0)
+    assert [positions.chance(p) for p in (7, 0)] == [0.6, 0.6]
+    for _ in range(100):
+        positions.observe(0, 0.0)
+    assert max(positions.chance(p) for p in range(8)) < 0.05
+    for _ in range(100):
+        positions.observe(2, 1.0)
+    assert positions.chance(1) < 0.05
+    assert positions.chance(2) > 0.9
+    assert positions.chance(3) == pytest.approx(positions.chance(2))
+
+
+def test_what_a_drafter_was_not_sure_of_counts_for_its_kind_of_traffic() -> None:
+    """Only drafts that it was sure of are verified: who counted those alone would go on asking in vain."""
+    controller = Controller([Luck()])
+    answer = answer_of()
+    drafter = controller.drafters[0]
+    for _ in range(40):
+        controller._track(answer).resume = 0
+        controller._ready[id(answer)] = (drafter, None)
+        assert controller.draft(Plan([SpanPlan(answer, 1, 4)], [], [], [], [], 0.9)) == {}, "not worth a row"
+    chance = controller._knows(drafter, answer).positions.chance(0)
+    assert chance == pytest.approx(0.7, abs=0.02), "as sure as it was, not as before anything was seen"
+
+
+def test_where_drafts_do_not_pay_the_next_answer_begins_with_a_longer_pause() -> None:
+    controller, pauses = Controller([Luck()]), []
+    for chance in (0.15, 0.15, 0.95, 0.95):
+        play = Play(controller)
+        pauses.append(controller._track(play.answer).pause)
+        play.run(2 * LONGEST_PAUSE, chance)
+        controller.free(play.answer)
+    assert pauses == [FIRST_PAUSE, LONGEST_FIRST, LONGEST_FIRST, FIRST_PAUSE]

@@ -37,6 +37,33 @@ class Acceptance:
         self._hits[draft_class] = self._hits[draft_class] * self._decay + accepted
 
 
+class PositionAcceptance(Acceptance):
+    """Chances by position in a draft: one that was hardly tried is taken to be like the one before it.
+
+    Drafts end where a drafter is not sure, so that later positions are tried seldom; who took them for likely would
+    go on making drafts that end at once.
+    """
+
+    __slots__ = ("_chances",)
+
+    def __init__(self, positions: int, first: float, memory: float, weight: float):
+        """`first` is what the first position is taken to be."""
+        super().__init__(positions, lambda position: self.chance(position - 1) if position else first, memory, weight)
+        self._chances: list[float] = []
+
+    def chance(self, draft_class: int) -> float:
+        """How likely a draft at a position is to be accepted when those before it are."""
+        known = self._chances
+        while len(known) <= draft_class:  # in order, each from the one before
+            known.append(super().chance(len(known)))
+        return known[draft_class]
+
+    def observe(self, draft_class: int, accepted: float) -> None:
+        """A draft was accepted (1) or not (0); in between if it was not verified, but had that chance."""
+        super().observe(draft_class, accepted)
+        del self._chances[draft_class:]
+
+
 class AnswerAcceptance:
     """Chances in one answer: steady as long as it goes as expected, wary once it does not.
 

@@ -10,20 +10,29 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
-from slipstream.program import Draft, StepShape
+from slipstream.program import Draft
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Offer, Plan
 from slipstream.scheduling import Sequence as Answer
-from slipstream.speculation.acceptance import TAG_MEMORY, TAG_WEIGHT, Acceptance, AnswerAcceptance, survival
+from slipstream.speculation.acceptance import (
+    TAG_MEMORY,
+    TAG_WEIGHT,
+    Acceptance,
+    AnswerAcceptance,
+    PositionAcceptance,
+    survival,
+)
 from slipstream.speculation.card import Card
 from slipstream.speculation.drafter import Ask, Drafter
+from slipstream.speculation.prices import TEXT_TRIAL, Prices
 from slipstream.speculation.statistics import Counts, Ledger, Pace
 
-FIRST_PAUSE, LONGEST_PAUSE = 16, 512
-"""Tokens for which an answer that neural drafts do not pay for is left alone; twice as many each time in a row."""
+FIRST_PAUSE, LONGEST_FIRST, LONGEST_PAUSE = 16, 128, 512
+"""Tokens for which an answer that neural drafts do not pay for is left alone; twice as many each time in a row. The
+first pause is longer where earlier answers of a kind came to long ones.
+"""
 TRIAL, HOPE = 4, 0.85
 """Drafts of a round that looks whether neural drafts pay, and the chance at which each of them is taken to be accepted:
 who expects little never finds out.
@@ -32,8 +41,8 @@ HOPELESS, MOST_LEFT = 8, 32
 """Verifications in a row without one token that held, of one kind of traffic, after which neural drafts leave out some
 of its answers: one before they are tried again, then twice as many each time in a row, and so many at most.
 """
-TEXT_RETRY, TEXT_TRIAL = 32, 2
-"""Of so many drafts from text that do not pay by what is known, one is tried all the same, this long at most."""
+TEXT_RETRY = 32
+"""Of so many drafts from text that do not pay by what is known, one is tried all the same."""
 SETUP_ROUNDS = 32
 """Rounds over which the seconds until a drafter can begin are expected to pay."""
 MOST_KNOWN = 256
@@ -50,7 +59,7 @@ standard deviations by which each position has to fall short: one that is no goo
 hear of it.
 """
 POSITION_PRIOR = 0.6
-"""Chance of a neural draft at each position before anything was seen."""
+"""Chance of a neural draft before anything was seen."""
 
 
 @dataclass
@@ -70,9 +79,11 @@ class _Known:
     """What is known of one drafter on one tag."""
 
     classes: Acceptance
-    positions: Acceptance
+    positions: PositionAcceptance
     vain: int = 0
     """Verifications in a row without a token that held."""
+    pause: int = FIRST_PAUSE
+    """Where the pauses of an answer begin: with half of the latest one."""
     left: int = 0
     """Answers that are left out from now on."""
     next_left: int = 1
@@ -117,6 +128,9 @@ class Controller:
         """How much more verifying drafts lately cost than the cost model says: machines have moods."""
         self.asleep = 0
         """For how many tokens of the answers that were last looked at there will be no offers."""
+        self.trying = False
+        """Whether some of the drafts that were made last are to find out whether drafts pay: nothing is foreseen."""
+        self._trials: set[int] = set()
         self._tracks: dict[int, _Track] = {}
         self._known: OrderedDict[tuple[str, str, bool], _Known] = OrderedDict()
         self._ready: dict[int, tuple[Drafter, Draft | None]] = {}
@@ -133,8 +147,9 @@ class Controller:
     def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
         """What drafting would bring for answers that are about to decode, all their tokens known; by id."""
         self._ready.clear()
+        self._trials.clear()
         offers: dict[int, Offer] = {}
-        prices: _Prices | None = None  # most steps have no offers, and need none
+        prices: Prices | None = None  # most steps have no offers, and need none
         for answer in eligible:
             most, best = answer.limit - len(answer.tokens) - 1, 0.0
             for drafter in self.drafters:
@@ -144,7 +159,7 @@ class Controller:
                 offer = self._offer(drafter, answer, draft, most)
                 if offer is None:
                     continue
-                prices = prices or _Prices(cost, eligible, self.dearness, self.neural)
+                prices = prices or Prices(cost, eligible, self.dearness, self.neural)
                 gain = prices.gain(offer)
                 if drafter.neural and gain <= 0.0:
                     if self._track(answer).trial:  # whatever it might bring, its passes are too dear
@@ -153,6 +168,7 @@ class Controller:
                 elif draft is not None and gain <= 0.0 and prices.worth_a_trial and self._tries_again(drafter, answer):
                     offer = Offer(survival([drafter.prior(c) for c in draft.classes[:TEXT_TRIAL]]))
                     gain = prices.gain(offer)
+                    self._trials.add(id(answer))
                 if gain > best:
                     best = gain
                     offers[id(answer)], self._ready[id(answer)] = offer, (drafter, draft)
@@ -183,8 +199,11 @@ class Controller:
         track = self._tracks.get(id(answer))
         if track is None:
             track = self._tracks[id(answer)] = _Track()
-            if self.neural is not None and not self._knows(self.neural, answer).tries():
-                track.resume = answer.generated + LONGEST_PAUSE
+            if self.neural is not None:
+                known = self._knows(self.neural, answer)
+                track.pause = known.pause
+                if not known.tries():
+                    track.resume = answer.generated + LONGEST_PAUSE
         return track
 
     def draft(self, plan: Plan) -> dict[int, Draft]:
@@ -202,6 +221,8 @@ class Controller:
                 drafts[id(answer)] = draft.cut(count)
             else:
                 track = self._tracks[id(answer)]
+                if track.trial:
+                    self._trials.add(id(answer))
                 track.pause, track.trial = track.pause if track.trial else FIRST_PAUSE, False
                 chances = self._chances(drafter, answer, track)
                 asks.setdefault(drafter, []).append(Ask(answer, count, plan.draft_price, chances.chance))
@@ -209,7 +230,9 @@ class Controller:
             for ask, draft in zip(wanted, drafter.propose(wanted), strict=True):
                 if draft is not None and len(draft):
                     drafts[id(ask.answer)] = self._worth(draft, ask, plan.row_price)
-        return {key: draft for key, draft in drafts.items() if len(draft)}
+        drafts = {key: draft for key, draft in drafts.items() if len(draft)}
+        self.trying = not self._trials.isdisjoint(drafts)
+        return drafts
 
     def _worth(self, draft: Draft, ask: Ask, price: float) -> Draft:
         """A neural draft without the rows that are not worth verifying, which its confidence tells only now.
@@ -225,9 +248,12 @@ class Controller:
         if draft.is_chain:
             told = alive if draft.proposals is None else [1.0, *alive[:-1]]
             kept = next((index for index, chance in enumerate(told) if chance < price), kept)
-            positions = self._positions(self._ready[id(ask.answer)][0], ask.answer, self._tracks[id(ask.answer)])
+            drafter = self._ready[id(ask.answer)][0]
+            positions = self._positions(drafter, ask.answer, self._tracks[id(ask.answer)])
+            known = self._knows(drafter, ask.answer).positions  # without them only what it was sure of would count
             for index in range(kept, len(draft)):
                 positions.observe(index, chances[index])
+                known.observe(index, chances[index])
         return draft.cut(kept)
 
     def landed(self, answer: Answer, draft: Draft, held: Sequence[int], *, ended: bool) -> int:
@@ -257,7 +283,7 @@ class Controller:
                 chances.observe(draft.classes[index], float(index < accepted))
                 known.classes.observe(draft.classes[index], float(index < accepted))
         if drafter.neural and 2 * accepted >= len(draft):  # a trial that went well is worth another one soon
-            track.pause = FIRST_PAUSE
+            track.pause = known.pause = FIRST_PAUSE
         if drafter.neural and not drafter.ranked:
             positions = self._positions(drafter, answer, track)
             for index in range(min(tried, drafter.most)):
@@ -266,8 +292,11 @@ class Controller:
         return tried
 
     def paced(self, drafted: Sequence[tuple[str, str]], spent: float, plain: float, predicted: float) -> None:
-        """A step with drafts, by drafter and tag, has `spent` so long for what would take `plain` without."""
-        self.ledger.paced(drafted, spent, plain, predicted)
+        """A step with drafts, by drafter and tag, has `spent` so long for what would take `plain` without.
+
+        A trial is made on a hope, not on what is `predicted`: it counts as it came.
+        """
+        self.ledger.paced(drafted, spent, plain, plain / spent if self.trying and spent > 0.0 else predicted)
 
     def known(self, answers: Sequence[Answer]) -> None:
         """Tokens of answers have become known."""
@@ -292,6 +321,8 @@ class Controller:
         """Leave an answer alone for which neural drafts do not pay, longer each time in a row; then try a short one."""
         track = self._tracks[id(answer)]
         track.resume = answer.generated + track.pause
+        if self.neural is not None:
+            self._knows(self.neural, answer).pause = min(max(track.pause // 2, FIRST_PAUSE), LONGEST_FIRST)
         track.pause = min(2 * track.pause, LONGEST_PAUSE)
         track.trial = True
 
@@ -338,7 +369,7 @@ class Controller:
 
             known = self._known[key] = _Known(
                 Acceptance(drafter.classes, prior, TAG_MEMORY, TAG_WEIGHT),
-                Acceptance(drafter.most, lambda position: POSITION_PRIOR, TAG_MEMORY, TAG_WEIGHT),
+                PositionAcceptance(drafter.most, POSITION_PRIOR, TAG_MEMORY, TAG_WEIGHT),
             )
             if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
@@ -355,38 +386,3 @@ class Controller:
             prior = self._knows(drafter, answer).positions.chance
             track.positions[drafter.name] = AnswerAcceptance(drafter.most, prior)
         return track.positions[drafter.name]
-
-
-class _Prices:
-    """What drafts cost in a step of `eligible` decodes, each taken as the only one that drafts."""
-
-    def __init__(self, cost: CostModel, eligible: Sequence[Answer], dearness: float, neural: Drafter | None):
-        count = len(eligible)
-        step = StepShape(count, count, 0, sum(answer.length for answer in eligible))
-        self._extra = cost.extra_rows(step, eligible[0].computed)
-        self._drafted, self._dearness = cost.drafted, dearness
-        self._rate = count / cost.seconds(step)
-        self._pass = neural.pass_seconds(count) / count if neural is not None else 0.0
-
-    @cached_property
-    def worth_a_trial(self) -> bool:
-        """Whether a draft from text that was not expected to hold, but does, brings more than one costs that does not.
-
-        With many answers side by side a row is nearly as dear as a token.
-        """
-        return self.gain(Offer((1.0,) * TEXT_TRIAL)) > TEXT_TRIAL / 2
-
-    def gain(self, offer: Offer) -> float:
-        """Tokens that the best draft of an offer brings, less those that its seconds would have brought otherwise."""
-        tokens, best, left = 0.0, 0.0, sum(offer.survival)
-        for drafts, chance in enumerate(offer.survival, 1):
-            tokens += chance
-            verify = self._dearness * (self._extra(drafts) + self._drafted)
-            seconds = verify + offer.setup + offer.passes_for(drafts) * self._pass
-            gain = tokens - self._rate * seconds
-            if gain > best:
-                best = gain
-            left -= chance
-            if gain + left <= best:  # all that is left cannot make up for it
-                break
-        return best

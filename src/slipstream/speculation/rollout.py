@@ -221,6 +221,8 @@ class Rollout(Controller):
             spans = [span for span in plan.spans if self._of(span.sequence) is controller]
             if spans:
                 drafts |= controller.draft(plan._replace(spans=spans))
+            controller.trying &= bool(spans)
+        self.trying = self.present.trying or self.candidate.trying
         return drafts
 
     def draft_pass(self, answers: int) -> float:
