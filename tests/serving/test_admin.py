@@ -156,6 +156,28 @@ def test_an_engine_that_is_started_again_has_its_drafter(server: Server, tmp_pat
     assert admin(server, {"stage": "back"})[0] == 200
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_an_engine_that_is_started_again_has_the_proven_drafter_too(back: bool, server: Server, tmp_path: Path) -> None:
+    """Beside the candidate, or once that was taken back."""
+    proven, candidate = (eagle3_folder(tmp_path / name, salt=salt) for salt, name in enumerate(("proven", "candidate")))
+    for stage, folder in (("all", proven), ("shadow", candidate)):
+        assert admin(server, {"stage": stage, "drafter": str(folder)})[0] == 200
+    if back:
+        assert admin(server, {"stage": "back"})[0] == 200
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    deadline, newest = time.monotonic() + 30, proven if back else candidate
+    while admin(server)[1]["rollout"] is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    while (rollout := admin(server)[1]["rollout"]) is None or rollout["candidate"] != str(newest):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert admin(server)[1]["present"] == str(proven)
+    assert rollout["stage"] == ("all" if back else "shadow")
+    assert admin(server, {"stage": "back"})[0] == 200
+    assert complete(server, 1)
+
+
 def test_an_engine_that_ends_again_and_again_loses_its_drafter(server: Server, tmp_path: Path) -> None:
     folder = eagle3_folder(tmp_path / "drafter")
     assert admin(server, {"stage": "all", "drafter": str(folder)})[0] == 200

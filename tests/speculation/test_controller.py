@@ -394,7 +394,8 @@ def test_after_a_few_dozen_drafts_in_vain_little_is_expected() -> None:
         one.observe(0, 1.0)
     for _ in range(30):
         one.observe(0, 0.0)
-    assert one.chance(0) < 0.07
+        one.observe(0, 0.5)
+    assert one.chance(0) < 0.04, "what was not verified is no answer"
     assert one.chances([0, 1])[1] > 0.5, "another class had no misses"
     one.observe(0, 1.0)
     assert one.chance(0) > 0.1
@@ -403,8 +404,8 @@ def test_after_a_few_dozen_drafts_in_vain_little_is_expected() -> None:
         seldom = AnswerAcceptance(1, lambda draft_class: 0.25)
         for _ in range(60):
             seldom.observe(0, float(rng.random() < 0.25))
-        low.append(seldom.chance(0) < 0.1)
-    assert statistics.fmean(low) < 0.08
+        low.append(seldom.chance(0) < 0.07)
+    assert statistics.fmean(low) < 0.04
 
 
 def test_a_trial_is_no_prediction() -> None:

@@ -10,11 +10,12 @@ import pytest
 
 from slipstream.engine import Engine, LoadOptions, Model
 from slipstream.engine.drafters import Speculative, load_candidate, load_speculative
-from slipstream.program import Draft
+from slipstream.program import Draft, KVFormat, Namespace
+from slipstream.program.sampling import SamplingParams
 from slipstream.scheduling import Sequence as Answer
 from slipstream.speculation import Ask, Controller, Drafter, SuffixDrafter
 from slipstream.speculation.card import Card
-from slipstream.speculation.rollout import LEAST_TAU, Arm, Rollout, Stage
+from slipstream.speculation.rollout import ENOUGH_ROUNDS, LEAST_TAU, REMEMBERED, Arm, Rollout, Stage
 from slipstream.speculation.shadow import DRAFT
 from slipstream.speculation.statistics import Counts
 from tests.speculation.folders import eagle3_folder
@@ -104,14 +105,17 @@ def test_no_answer_changes(stage: Stage, text_only: bool, tiny_gguf: Path, tmp_p
         assert rollout.arms["candidate"].rounds > 0
 
 
+def answers_of(count: int, first: int = 0) -> list[Answer]:
+    params, namespace = SamplingParams(temperature=0.0), Namespace("", "", KVFormat.BF16)
+    return [Answer(first + n, 0, [1], 1, params, 0, frozenset(), 1 << 30, namespace, blocks=[0]) for n in range(count)]
+
+
 def prompts(count: int) -> list[list[int]]:
     return [[number % 250, number // 250, 7, 9, 11] for number in range(count)]
 
 
 def served(model: Model, rollout: Rollout, count: int, said: dict[tuple[int, ...], list[int]]) -> None:
     """Engines are made anew again and again: they would learn how fast this model really is, and stop drafting."""
-    from slipstream.program.sampling import SamplingParams
-
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     for place, prompt in enumerate(prompts(count)):
         if place % 4 == 0:
@@ -126,8 +130,6 @@ def served(model: Model, rollout: Rollout, count: int, said: dict[tuple[int, ...
 def test_what_is_better_goes_on_and_what_is_worse_goes_back(
     old: float, new: float, ends: str, tiny_gguf: Path, tmp_path: Path
 ) -> None:
-    from slipstream.program.sampling import SamplingParams
-
     model, present = loaded(tiny_gguf, tmp_path / "old")
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     bare, said = Engine(model, ahead=False), {}
@@ -191,8 +193,6 @@ def test_drafts_of_any_length_are_compared() -> None:
 @pytest.mark.parametrize("stage", ["shadow", "canary", "all"])
 def test_a_beginning_that_is_cached_keeps_no_candidate_away(stage: Stage, tiny_gguf: Path, tmp_path: Path) -> None:
     """Chats begin alike, and what was computed of that before the candidate came lacks its state."""
-    from slipstream.program.sampling import SamplingParams
-
     model, present = loaded(tiny_gguf, tmp_path / "old")
     candidate = load_candidate(eagle3_folder(tmp_path / "new"), model)
     rollout = Rollout(present, candidate.drafter, Card(), stage, 1.0, auto=False)
@@ -223,7 +223,6 @@ def test_what_brings_nothing_is_taken_back_where_text_alone_drafts(
     chance: float, ends: bool, tiny_gguf: Path, tmp_path: Path
 ) -> None:
     from slipstream.engine import load_model
-    from slipstream.program.sampling import SamplingParams
 
     model = load_model(str(tiny_gguf), OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -240,8 +239,6 @@ def test_what_brings_nothing_is_taken_back_where_text_alone_drafts(
 
 def test_straight_to_all_it_is_judged_by_what_was_before(tiny_gguf: Path, tmp_path: Path) -> None:
     """The present drafter drafts no more, but what it brought is known."""
-    from slipstream.program.sampling import SamplingParams
-
     model, present = loaded(tiny_gguf, tmp_path / "old")
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     bare, said = Engine(model, ahead=False), {}
@@ -262,6 +259,24 @@ def test_straight_to_all_it_is_judged_by_what_was_before(tiny_gguf: Path, tmp_pa
     assert rollout.arms["candidate"].tau > LEAST_TAU, "good enough, if there had been none"
     assert rollout.outcome is not None
     assert "the old one's is" in rollout.outcome
+
+
+def test_who_drafts_for_all_is_judged_by_its_first_answers_there(tiny_gguf: Path, tmp_path: Path) -> None:
+    """What the old one brought is of then: traffic that has become harder since is nobody's fault."""
+    model, present = loaded(tiny_gguf, tmp_path / "old")
+    candidate = load_candidate(eagle3_folder(tmp_path / "new"), model)
+    for easy_first in (True, False):
+        for _ in range(ENOUGH_ROUNDS):
+            present.seen.add(DRAFT, 2, 3)
+        rollout = Rollout(present, candidate.drafter, Card(), "all", 1.0, auto=False)
+        for place in range(2 * REMEMBERED):
+            (answer,) = answers_of(1, place)
+            rollout.offers([answer], SLOW)
+            held = 3 if easy_first and place <= REMEMBERED else 0
+            for _ in range(20):
+                rollout.landed(answer, Draft.chain([1] * 4, [0] * 4, "eagle3"), range(held), ended=False)
+            rollout.free(answer)
+        assert (rollout.outcome is None) is easy_first
 
 
 def test_an_unproven_candidate_makes_room_for_the_next(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -327,8 +342,6 @@ def test_an_ask_needs_a_drafter(tiny_gguf: Path, tmp_path: Path) -> None:
     both = rollout.neural
     assert both is not None
     engine = Engine(model, SLOW, controller=rollout.present, ahead=False)
-    from slipstream.program.sampling import SamplingParams
-
     engine.add([1, 2, 3], SamplingParams(max_tokens=4))
     (answer,) = engine.sequences
     assert both.propose([Ask(answer, 2, 0.0, lambda c: 1.0)]) == [None]

@@ -97,7 +97,8 @@ class EngineClient:
         self._answers: dict[int, asyncio.Future[str]] = {}
         self._deployments: dict[int, asyncio.Future[Deployed]] = {}
         self._aside: dict[int, asyncio.Future[list[Any]]] = {}
-        self._deployed: Deploy | None = None  # what an engine that is started again is told anew
+        self._deployed: list[Deploy] = []  # what an engine that is started again is told anew: proven, candidate
+        self._to_tell: list[Deploy] = []  # what of that it has not done yet
         self._given_again = -math.inf
         self._next = 0
         self._heard = self._got_on = 0.0
@@ -288,9 +289,9 @@ class EngineClient:
                 log.error("the engine ended %d times without becoming ready; giving up", in_a_row)
                 return
             log.error("the engine ended with code %s; starting it again", process.returncode)
-            if self._deployed is not None and time.monotonic() - self._given_again < PROVING:
-                log.error("it ends again and again with the drafter %s: it goes on without", self._deployed.folder)
-                self._deployed = None
+            if self._deployed and time.monotonic() - self._given_again < PROVING:
+                lost = self._deployed.pop()
+                log.error("it ends again and again with the drafter %s: it goes on without", lost.folder)
             self.restarts += 1
             await asyncio.sleep(pause)
             try:
@@ -340,29 +341,40 @@ class EngineClient:
                     answer.set_result(waterfall)
             case Deployed(number):
                 self.stats = replace(self.stats, rollout=message.rollout)
+                if number == _AGAIN:
+                    if message.problem:
+                        log.error("the drafter that was at work is not any more: %s", message.problem)
+                    self._to_tell = self._to_tell[1:]
+                    self._tell_again()
                 self._rolled_out(message.rollout)
-                if number == _AGAIN and message.problem:
-                    log.error("the drafter that was at work is not any more: %s", message.problem)
                 if (deployment := self._deployments.get(number)) is not None and not deployment.done():
                     deployment.set_result(message)
             case Ready(info):
                 self.info = info
                 self._got_on = time.monotonic()
                 self._ready.set()
-                if self._deployed is not None:
-                    self._given_again = time.monotonic()
-                    self._send(self._deployed)
+                self._to_tell = [*self._deployed]
+                self._tell_again()
             case Failed():
                 self._failure = message
 
     def _rolled_out(self, rollout: RolloutStats | None) -> None:
-        """Keep in mind which drafter is at work, and how far, for an engine that is started again."""
-        if rollout is None:
+        """Keep in mind which drafters are at work, and how far, for an engine that is started again."""
+        if rollout is None or self._to_tell:
             return
-        again = Deploy(_AGAIN, rollout.candidate, rollout.stage, rollout.share, rollout.auto)
-        if self._deployed is None or self._deployed.folder != again.folder:
+        proven = [Deploy(_AGAIN, rollout.before, "all", 1.0, False)] if rollout.before else []
+        candidate = [Deploy(_AGAIN, rollout.candidate, rollout.stage, rollout.share, rollout.auto)]
+        deployed = [*proven, *candidate] if rollout.outcome is None else proven
+        if [again.folder for again in deployed] != [again.folder for again in self._deployed]:
             self._given_again = -math.inf
-        self._deployed = again if rollout.outcome is None else None
+        self._deployed = deployed
+
+    def _tell_again(self) -> None:
+        """Tell an engine that was started again of the next of the drafters that were at work: it loads one at a time.
+        """
+        if self._to_tell:
+            self._given_again = time.monotonic()
+            self._send(self._to_tell[0])
 
     async def _ping(self) -> None:
         while True:

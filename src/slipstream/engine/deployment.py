@@ -32,7 +32,9 @@ class Deployment:
         self._engine, self._drawing = engine, drawing
         self._loading: _Loading | None = None
         self._name = self._before = ""
-        self._ahead = engine.ahead
+        self._begun_with = engine.controller, engine.model, engine.ahead
+        self.rollout: Rollout | None = None
+        """The rollout that there is or was last."""
 
     @property
     def loading(self) -> bool:
@@ -40,10 +42,9 @@ class Deployment:
         return self._loading is not None
 
     @property
-    def rollout(self) -> Rollout | None:
-        """The rollout that there is or was last."""
-        controller = self._engine.controller
-        return controller if isinstance(controller, Rollout) else None
+    def _under_way(self) -> Rollout | None:
+        """The rollout that the engine drafts by."""
+        return self.rollout if self.rollout is not None and self._engine.controller is self.rollout else None
 
     def begin(self, wanted: Deploy) -> Deployed | None:
         """Begin to load, or change a stage; what there is to say at once, if there is."""
@@ -88,7 +89,10 @@ class Deployment:
     def settle(self) -> Deployed | None:
         """Between two steps: put a loaded drafter to work. What there is to say about it, once there is."""
         loading = self._loading
-        if loading is None or loading.thread.is_alive():
+        if loading is None:
+            self._end()
+            return None
+        if loading.thread.is_alive():
             return None
         if loading.found is None:
             self._loading = None
@@ -98,9 +102,16 @@ class Deployment:
             return None
         self._loading = None
         problem = self._put_to_work(loading.found, loading.wanted)
-        if problem and self.rollout is None:
-            self._engine.ahead = self._ahead
+        if problem and self._under_way is None:
+            self._engine.ahead = self._begun_with[2]
         return Deployed(loading.wanted.number, problem, [] if problem else list(loading.found.warnings))
+
+    def _end(self) -> None:
+        """With the last answer of a candidate that was taken back its hidden states are not needed any more."""
+        rollout = self._under_way
+        if rollout is not None and rollout.present.neural is None and rollout.over and not self._engine.flying:
+            controller, model, ahead = self._begun_with
+            self._engine.roll_out(controller, model, ahead=ahead)
 
     def _put_to_work(self, found: Candidate, wanted: Deploy) -> str:
         present = self._present()
@@ -114,19 +125,20 @@ class Deployment:
             present, found.drafter, found.card, stage, wanted.share, auto=wanted.auto, under_way=self._engine.sequences
         )
         self._engine.roll_out(rollout, found.model)
+        self.rollout = rollout
         self._name = wanted.folder
         return ""
 
     def _present(self) -> Controller:
         """What drafts now: of a rollout the candidate if it drafts for all, otherwise the drafter beside it."""
-        controller, rollout = self._engine.controller, self.rollout
+        controller, rollout = self._engine.controller, self._under_way
         if rollout is None:
             return controller if controller is not None else Controller([])
         return rollout.candidate if rollout.outcome is None and rollout.stage == "all" else rollout.present
 
     def _hand_over(self, present: Controller) -> None:
         """Answers under way that another drafter drafts for become this one's, which has no state of them."""
-        rollout = self.rollout
+        rollout = self._under_way
         if rollout is None:
             return
         for answer in self._engine.sequences:

@@ -33,7 +33,6 @@ from slipstream.roofline.accounting import Accounting
 from slipstream.roofline.cost import CostModel
 from slipstream.scheduling import Limits, Offer, Plan, Sequence, SpanPlan, State, schedule
 from slipstream.speculation import Controller, Verification
-from slipstream.speculation.rollout import Rollout
 
 Planner = Callable[[State], Plan]
 SHELVE_EVERY = 64
@@ -179,17 +178,16 @@ class Engine:
         """Whether a step is under way."""
         return bool(self._flights)
 
-    def roll_out(self, rollout: Rollout, model: Model) -> None:
-        """Let a candidate look on or draft beside the present drafter; answers under way stay with that one.
+    def roll_out(self, controller: Controller | None, model: Model, *, ahead: bool = False) -> None:
+        """Go on with a rollout, which lets a candidate look on or draft beside the present drafter, or end one.
 
-        `model` is this engine's own with the hidden states that the candidate reads handed out. No step may be under
-        way.
+        `model` is this engine's own with the hidden states that are read handed out. No step may be under way.
         """
         if self._flights:
             raise SlipstreamError("a step is under way")
-        self.model, self.ahead, self._steady = model, False, None
-        self.drafting.controller = rollout
-        self._holdings.roll_out(model.executable, rollout.neural)
+        self.model, self.ahead, self._steady = model, ahead, None
+        self.drafting.controller = controller
+        self._holdings.roll_out(model.executable, controller.neural if controller is not None else None)
 
     def step(self) -> list[Chunk]:
         """See a step through and return its news, in the order of the sequences. The next one may be under way then."""

@@ -105,8 +105,10 @@ class AnswerAcceptance:
         self._steady.observe(draft_class, accepted)
         self._wary.observe(draft_class, accepted)
         self._now = self._wary if self.surprised else self._steady
-        misses = self._misses[draft_class] = 0 if accepted > 0.0 else self._misses[draft_class] + 1
-        self._most[draft_class] = 2.0 / (misses + 2.0) if misses >= MISSES else 1.0
+        if 0.0 < accepted < 1.0:
+            return
+        misses = self._misses[draft_class] = 0 if accepted else self._misses[draft_class] + 1
+        self._most[draft_class] = 1.0 / (misses + 1.0) if misses >= MISSES else 1.0
 
 
 def survival(chances: list[float]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@
 Between the stages nothing but the estimates decides: enough answers, and a lower bound of the candidate's tau that is
 not under the present drafter's tau (that of before, where it drafts no more), or, where no neural drafter is at work,
 not under what is worth the trouble.
+What was deployed to all is judged by its first answers there: later ones may be of traffic that the old one never saw.
 Looking on, a candidate also drafts where text repeats, which is easy: that it is as good as it seemed, the canary has
 to show, in which both drafters are asked alike. Answers are never changed by any of this: drafts are verified as ever.
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,9 +52,9 @@ LEAST_TAU = 1.2
 Z = 1.645
 """Standard deviations below the mean of a lower bound that holds in 95 of 100 cases."""
 REMEMBERED = 400
-"""Answers by which a drafter is judged, the latest ones."""
+"""Answers by which a drafter is judged, the latest ones; and so many first ones where it drafts for all."""
 
-
+log = logging.getLogger(__name__)
 _NUMBERS = itertools.count(1)
 
 
@@ -161,6 +163,7 @@ class Rollout(Controller):
         self._ended: dict[int, Controller] = {}
         self._asking: dict[str, int] = {"present": 0, "candidate": 0}
         self._before = _tau_of(present)
+        self._judged = 0  # answers of the stage "all"
 
     @property
     def neural(self) -> Drafter | None:
@@ -175,7 +178,13 @@ class Rollout(Controller):
 
     def take_back(self, why: str) -> None:
         """The candidate drafts no more answers."""
+        log.warning("the drafter that was deployed is taken back: %s", why)
         self.outcome = why
+
+    @property
+    def over(self) -> bool:
+        """Whether the candidate was taken back, and none of its answers is left."""
+        return self.outcome is not None and all(owner is self.present for _, owner in self._ours.values())
 
     def _of(self, answer: Answer) -> Controller:
         """Whose an answer is: that is decided when it is first seen, by a hash, so that no drafter can choose."""
@@ -258,6 +267,7 @@ class Rollout(Controller):
         self._ended[id(answer)] = controller  # its last draft is still to be judged
         seen = self._seen.pop(id(answer), Counts())
         controller.free(answer, learn=learn)
+        self._judged += controller is self.candidate and self.stage == "all" and seen.tries[0] > 0
         self.arms["candidate" if controller is self.candidate else "present"].add(seen.tries, seen.hits)
         looked_at = self._shadow.end(answer)  # also of a stage that is over
         if self._shadowing:
@@ -267,7 +277,7 @@ class Rollout(Controller):
     def _decide(self) -> None:
         """Go on, or back, if there is enough to tell by."""
         old, new = self.arms["present"], self.arms["candidate"]
-        if self.outcome is not None or not new.enough:
+        if self.outcome is not None or not new.enough or self._judged > REMEMBERED:
             return
         known = old.tau if old.enough else self._before
         least = LEAST_TAU if known is None else known
@@ -276,6 +286,7 @@ class Rollout(Controller):
             self.take_back(f"in stage {self.stage}: tau {new.tau:.2f}, at least {new.lower:.2f}; {against}")
         elif self.auto and self.stage != "all" and (old.enough or self._waited_for(new)):
             self.advance(STAGES[STAGES.index(self.stage) + 1])
+            log.info("the drafter that was deployed goes on to stage %s: tau is at least %.2f", self.stage, new.lower)
 
     def _waited_for(self, new: Arm) -> bool:
         """Whether there is no present drafter to compare with, or one that hardly drafts."""
