@@ -13,9 +13,10 @@ import zmq
 from slipstream.engine import Terms
 from slipstream.engine import client as client_module
 from slipstream.engine.client import EngineClient, EngineDiedError
-from slipstream.engine.messages import Pong, Stats
+from slipstream.engine.messages import ArmStats, Deployed, EngineInfo, Pong, Ready, RolloutStats, Stats
 from slipstream.engine.worker import WorkerOptions
 from slipstream.program.sampling import SamplingParams
+from tests.metrics_page import example
 
 
 def test_a_hanging_engine_is_started_again(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +123,48 @@ def test_an_engine_that_does_not_get_on_is_ill(tiny_gguf: Path) -> None:
         client._ready.clear()
         await client.close()
 
+    asyncio.run(run())
+
+
+def test_the_drafters_of_an_engine_that_was_started_again(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proven one, then the candidate, which are kept in mind until it has both: it may end in between."""
+    arm, sent = ArmStats(0, 0, 1.0, 1.0), list[str]()
+
+    def rolled(folder: str, before: str = "", outcome: str | None = None) -> RolloutStats:
+        return RolloutStats(folder, "all", 1.0, False, outcome, arm, arm, before)
+
+    def begun() -> list[str]:
+        sent.clear()
+        client._hear(Ready(example(EngineInfo)))
+        client._hear(Pong(Stats()))
+        return sent
+
+    def done(rollout: RolloutStats | None, problem: str = "") -> list[str]:
+        client._hear(Deployed(client_module._AGAIN, problem, [], rollout))
+        client._hear(Pong(Stats(rollout=rollout)))
+        return sent
+
+    async def run() -> None:
+        nonlocal client
+        client = EngineClient(WorkerOptions(str(tiny_gguf)))
+        monkeypatch.setattr(client, "_send", lambda message: sent.append(message.folder))
+        assert begun() == []
+        client._hear(Pong(Stats(rollout=rolled("new", "proven"))))
+        assert begun() == ["proven"]
+        client._hear(Pong(Stats(rollout=rolled("proven"))))
+        assert begun() == ["proven"], "it ended before it had any"
+        assert done(rolled("proven")) == ["proven", "new"]
+        assert begun() == ["proven"], "it ended before it had both"
+        assert done(rolled("proven")) == ["proven", "new"]
+        assert done(rolled("new", "proven")) == ["proven", "new"]
+        assert begun() == ["proven"]
+        assert done(None, "its folder is gone") == ["proven", "new"]
+        assert done(rolled("new")) == ["proven", "new"]
+        assert begun() == ["new"]
+        assert done(rolled("new", outcome="it brings nothing")) == ["new"]
+        assert begun() == []
+        client._ready.clear()
+        await client.close()
+
+    client: EngineClient
     asyncio.run(run())

@@ -210,6 +210,34 @@ def test_a_drafter_that_was_taken_back_stays_back(server: Server, tmp_path: Path
     assert admin(server)[1]["rollout"] is None
 
 
+def test_what_brings_nothing_is_taken_back_by_itself(server: Server, tmp_path: Path) -> None:
+    """That is seen in metrics, and stays so when the engine is started again."""
+
+    def stages() -> dict[str, str]:
+        with server.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        found = [line for line in lines if line.startswith("slipstream_rollout_stage{")]
+        return {line.split('stage="')[1].split('"')[0]: line.split()[-1] for line in found}
+
+    folder = eagle3_folder(tmp_path / "drafter")
+    assert admin(server, {"stage": "shadow", "drafter": str(folder), "share": 1.0})[0] == 200
+    assert stages() == {"shadow": "1.0", "canary": "0.0", "all": "0.0", "back": "0.0"}
+    for seed in range(200):
+        complete(server, seed)
+        if (outcome := admin(server)[1]["rollout"]["outcome"]) is not None:
+            break
+    assert "tau 1.0" in outcome
+    assert stages()["back"] == "1.0"
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while admin(server)[1]["rollout"] is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    wait_until_well(server)
+    assert admin(server)[1]["rollout"] is None
+    assert complete(server, 1)
+
+
 def test_a_damaged_folder_leaves_the_server_as_it_was(server: Server, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"\x10" * 64)

@@ -52,5 +52,6 @@ def test_whose_it_is(tiny_gguf: Path, tmp_path: Path) -> None:
     candidate = load_candidate(folder, model)
     assert candidate.drafter.fingerprint == "another's"
     assert candidate.card.made_for == "a/b"
+    assert candidate.drafter.name == f"eagle3:{tmp_path.name}", "beside another one of its kind"
     (warning,) = candidate.warnings
     assert "another target (a/b)" in warning

@@ -251,6 +251,7 @@ def load_candidate(folder: Path, model: Model, drawing: Drawing | None = None) -
     opened = Folder.open(folder, model.config)
     tapped = with_taps(model, opened.config.taps)
     drafter = load_tapped_drafter(opened, tapped, ModelWeights(model.config, checkpoint), drawing)
+    drafter.name = f"{drafter.name}:{folder.name}"  # beside another one of its kind
     fingerprint = fingerprint_of(model.config, checkpoint)
     warnings = warnings_for(drafter.fingerprint, fingerprint, str(folder), opened.card.made_for)
     return Candidate(drafter, opened.card, tapped, tuple(warnings))

@@ -12,8 +12,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from slipstream.engine.messages import DraftStats, EngineInfo, Stats
+from slipstream.engine.messages import DraftStats, EngineInfo, RolloutStats, Stats
 from slipstream.program import BLOCK_SLOTS
+from slipstream.speculation.rollout import STAGES
 
 LABEL = "model_name"
 
@@ -53,11 +54,34 @@ class EngineCollector(Collector):
         yield self._by("slipstream_rows", "Rows computed.", "kind", stats.rows)
         yield self._by("slipstream_seconds", "Seconds on the critical path.", "part", stats.seconds)
         yield from self._drafts(stats)
+        yield from self._rollout(stats.rollout)
         if info is not None:
             yield self._gauge(
                 "slipstream_ceiling_tokens_per_second", "What reading the weights allows one user.", info.ceiling_tok_s
             )
             yield self._config(info)
+
+    def _rollout(self, rollout: RolloutStats | None) -> Iterator[Metric]:
+        """The drafter that was deployed last: how far it has come, and both drafters as they are judged."""
+        stage = GaugeMetricFamily(
+            "slipstream_rollout_stage", "The stage of the drafter that was deployed last; back: it was taken back.",
+            labels=[LABEL, "stage"],
+        )  # fmt: skip
+        tau = GaugeMetricFamily(
+            "slipstream_rollout_tau", "Tokens of a verification of four drafts, by which drafters are judged.",
+            labels=[LABEL, "drafter"],
+        )  # fmt: skip
+        lower = GaugeMetricFamily(
+            "slipstream_rollout_tau_at_least", "What that is at least, in all likelihood.", labels=[LABEL, "drafter"]
+        )
+        if rollout is not None:
+            at = rollout.stage if rollout.outcome is None else "back"
+            for name in (*STAGES, "back"):
+                stage.add_metric([self._model, name], float(name == at))
+            for name, arm in (("present", rollout.present), ("new", rollout.new)):
+                tau.add_metric([self._model, name], arm.tau)
+                lower.add_metric([self._model, name], arm.lower)
+        yield from (stage, tau, lower)
 
     def _drafts(self, stats: Stats) -> Iterator[Metric]:
         """What drafting brought, in vLLM's names over all, and in ours by drafter and tag."""
