@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UsageError
+from slipstream.training import recorder as recorder_module
 from slipstream.training.recorder import Recorder, RecordOptions
 from slipstream.training.records import Record
 from slipstream.training.store import TrafficStore, Which
@@ -99,6 +101,74 @@ def test_another_writer_does_not_end_recording(tmp_path: Path) -> None:
         other.rollback()
     recorder.close()
     assert (recorder.written, recorder.failure) == (1, None)
+
+
+def test_what_is_too_old_goes_also_when_nothing_new_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When recording begins, and every so often."""
+    monkeypatch.setattr(recorder_module, "PRUNE_EVERY", 0.05)
+    path, day = tmp_path / "t.db", 86400.0
+
+    def left(recorder: Recorder, wanted: list[str]) -> bool:
+        deadline = time.monotonic() + 10
+        with TrafficStore(path) as store:
+            while (found := [r.request for r in store.records()]) != wanted and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return found == wanted
+
+    with TrafficStore(path) as store:
+        store.add([record(1, time=time.time() - 8 * day), record(2, time=time.time() - 6.0 * day)])
+    recorder = Recorder(RecordOptions(path, most_days=7.0))
+    assert left(recorder, ["r2"])
+    with contextlib.closing(sqlite3.connect(path)) as other, other:
+        other.execute("UPDATE records SET time = time - 200000")
+    assert left(recorder, [])
+    recorder.record(record(3))
+    assert left(recorder, ["r3"])
+    recorder.close()
+    assert recorder.failure is None
+
+
+def test_what_cannot_make_room_is_not_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that comes between: records and the room for them are one step."""
+    prune, times = TrafficStore._prune, 0
+
+    def busy(store: TrafficStore) -> None:
+        nonlocal times
+        times += 1
+        if times in (2, 3):  # the first is when recording begins
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        prune(store)
+
+    monkeypatch.setattr(TrafficStore, "_prune", busy)
+    recorder = Recorder(RecordOptions(tmp_path / "t.db"))
+    recorder.record(record(1))
+    recorder.close()
+    assert times == 4
+    with TrafficStore(tmp_path / "t.db") as store:
+        assert [r.request for r in store.records()] == ["r1"]
+    assert (recorder.written, recorder.failure) == (1, None)
+
+
+@pytest.mark.parametrize("waiting", [1, 5000])
+def test_closing_waits_for_nobody_for_long(waiting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops the server does not wait for another one's lock, whether many records wait or one."""
+    monkeypatch.setattr(recorder_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(recorder_module, "CLOSING", 0.5)
+    recorder = Recorder(RecordOptions(tmp_path / "t.db"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(waiting):
+            recorder.record(record(number))
+        closing = threading.Thread(target=recorder.close)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+        other.rollback()
+    recorder._thread.join(60)
+    assert not recorder._thread.is_alive()
+    assert recorder.failure is not None
 
 
 def test_a_key_can_rule_recording_out() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slipstream.errors import SlipstreamError, UsageError
@@ -24,8 +27,12 @@ MOST_BYTES, MOST_DAYS = 1 << 30, 90.0
 MOST_WAITING = 4096
 """Records that wait to be written; more are dropped, and counted."""
 BATCH = 256
-LAST_TRIES = 3
-"""Times that the last records are tried to be written to a file that others write to; before, it is tried for ever."""
+PATIENCE, CLOSING = 2.0, 10.0
+"""Seconds of one try to write to a file that others write to, and of all of them when recording ends; before that it is
+tried for ever.
+"""
+PRUNE_EVERY = 3600.0
+"""Seconds without a record after which old ones are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +110,14 @@ class Recorder:
         """Raises StoreError if the file cannot be used, UsageError if the redaction cannot be found."""
         self.options = options
         self._redact = load_redaction(options.redact) if options.redact else None
-        self._store = TrafficStore(options.path, most_bytes=options.most_bytes, most_days=options.most_days)
+        self._store = TrafficStore(
+            options.path, most_bytes=options.most_bytes, most_days=options.most_days, patience=PATIENCE
+        )
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
         self.written, self.dropped = 0, 0
         self.failure: str | None = None
         """Why recording has stopped, if it has."""
+        self._end: float | None = None
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -121,34 +131,40 @@ class Recorder:
             self.dropped += 1
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write what waits, and end; what cannot be written in time is lost, and nobody waits longer."""
         if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join(10.0)
+            self._end = time.monotonic() + CLOSING
+            with contextlib.suppress(queue.Full):  # then it does not wait for anything either
+                self._queue.put_nowait(None)
+            self._thread.join(CLOSING + self._store.patience)
 
     def _run(self) -> None:
-        ending = False
-        while not ending:
-            batch = [self._queue.get()]
+        self._write(self._store.prune)
+        while self._end is None or not self._queue.empty():
+            try:
+                batch = [self._queue.get(timeout=PRUNE_EVERY)]
+            except queue.Empty:
+                self._write(self._store.prune)
+                continue
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            ending = None in batch
             kept = [record for item in batch if item is not None and (record := self._kept(item)) is not None]
-            self._write(kept, LAST_TRIES if ending else None)
+            if kept and self._write(partial(self._store.add, kept)):
+                self.written += len(kept)
         self._store.close()
 
-    def _write(self, records: list[Record], tries: int | None) -> None:
-        while records and self.failure is None:
+    def _write(self, what: Callable[[], None]) -> bool:
+        """Do it, as soon as nobody else writes; whether it was done."""
+        while self.failure is None:
             try:
-                self._store.add(records)
-                self.written += len(records)
-                return
+                what()
+                return True
             except StoreBusyError as error:  # the next try waits as long as this one did
-                tries = None if tries is None else tries - 1
-                if tries == 0:
+                if self._end is not None and time.monotonic() > self._end:
                     self._stop(str(error))
             except Exception as error:
                 self._stop(str(error) if isinstance(error, SlipstreamError) else type(error).__name__)
+        return False
 
     def _kept(self, record: Record) -> Record | None:
         if self._redact is None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,20 +75,27 @@ class TrafficStore:
     """Use as a context manager, from one thread. Readers and one writer can have the same file open."""
 
     def __init__(
-        self, path: Path, *, create: bool = True, most_bytes: int | None = None, most_days: float | None = None
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        most_bytes: int | None = None,
+        most_days: float | None = None,
+        patience: float = 10.0,
     ):
         """Raises StoreError. A file that is made here can be read by its owner only.
 
-        With bounds, the oldest records make room when some are added.
+        With bounds, the oldest records make room when some are added, and on `prune`. Whoever else writes is waited
+        for, `patience` seconds at most.
         """
         if not create and not path.is_file():
             raise StoreError(f"{path}: there is no such traffic file; record one with serve --record {path}")
-        self.path, self.most_bytes, self.most_days = path, most_bytes, most_days
+        self.path, self.most_bytes, self.most_days, self.patience = path, most_bytes, most_days, patience
         try:
             if create and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
             self._open()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{path}: cannot be used as a traffic file: {error}") from error
@@ -142,20 +150,31 @@ class TrafficStore:
             )
             for r in records
         ]  # fmt: skip
+        with self._writing():
+            self._db.executemany(
+                "INSERT INTO records (time, request, key, tag, target, template, settings, spans, tokens, steps, "
+                "count) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+            self._prune()
+
+    def prune(self) -> None:
+        """Delete what is too old or too much by now. Raises StoreError."""
+        with self._writing():
+            self._prune()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """All that is done within, or nothing. Raises StoreError."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.executemany(
-                    "INSERT INTO records (time, request, key, tag, target, template, settings, spans, tokens, steps, "
-                    "count) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    rows,
-                )
+                yield
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-            self._prune()
         except sqlite3.Error as error:
             raise self._problem(error) from error
 
