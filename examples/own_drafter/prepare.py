@@ -1,7 +1,8 @@
 """The example's data from public sets: `python examples/own_drafter/prepare.py DATA --maths train.jsonl …`.
 
 Files are taken in the shapes that they are published in: GSM8K's JSON lines, prompts with `turns` (Spec-Bench, EAGLE's
-sets) or a `prompt` (IFEval, HumanEval), WikiText as plain text. What is asked later was not asked before.
+sets) or a `prompt` (IFEval, HumanEval), WikiText as plain text. What is asked later was not asked before, and what is
+foreign is not in the mixture either.
 """
 
 from __future__ import annotations
@@ -32,21 +33,29 @@ def questions(path: Path) -> list[Row]:
     return [{"question": row["question"]} for row in rows_of(path)]
 
 
-def conversations(paths: Iterable[Path]) -> list[Row]:
-    """First turns of prompt sets, mixed, maths left out."""
-    rows = [
-        {"messages": [{"role": "user", "content": row["turns"][0] if "turns" in row else row["prompt"]}]}
+def conversations(paths: Iterable[Path], foreign: Iterable[str]) -> list[Row]:
+    """First turns of prompt sets, mixed; maths is left out, and whatever contains something `foreign`."""
+    asked = (
+        row["turns"][0] if "turns" in row else row["prompt"]
         for path in paths
         for row in rows_of(path)
         if row.get("category") not in MATHS and path.stem not in MATHS
-    ]
+    )
+    known = [plain(text) for text in foreign]
+    kept = [text for text in asked if not any(one in plain(text) for one in known)]
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in kept]
     random.Random(0).shuffle(rows)
     return rows
 
 
-def functions(path: Path) -> list[Row]:
+def plain(text: str) -> str:
+    """Without what prompt sets do with spaces."""
+    return "".join(text.split())
+
+
+def functions(prompts: Iterable[str]) -> list[Row]:
     """HumanEval's functions, to be completed."""
-    asked = (f"Complete this function:\n```python\n{row['prompt']}```" for row in rows_of(path))
+    asked = (f"Complete this function:\n```python\n{prompt}```" for prompt in prompts)
     return [{"messages": [{"role": "user", "content": text}]} for text in asked]
 
 
@@ -78,11 +87,13 @@ def main() -> None:
     asked = {row["question"] for row in before}
     write(given.data / "maths.jsonl", before)
     write(given.data / "maths-later.jsonl", [row for row in later if row["question"] not in asked][:LATER])
-    write(given.data / "mixed.jsonl", conversations(given.mixed))
+    code = [row["prompt"] for row in rows_of(given.code)] if given.code is not None else []
+    text = beginnings(given.text) if given.text is not None else []
+    write(given.data / "mixed.jsonl", conversations(given.mixed, [*code, *(row["prompt"] for row in text)]))
     if given.code is not None:
-        write(given.data / "foreign-code.jsonl", functions(given.code))
+        write(given.data / "foreign-code.jsonl", functions(code))
     if given.text is not None:
-        write(given.data / "foreign-wiki.jsonl", beginnings(given.text))
+        write(given.data / "foreign-wiki.jsonl", text)
 
 
 if __name__ == "__main__":

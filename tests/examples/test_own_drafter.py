@@ -61,7 +61,10 @@ def test_data_from_public_sets(tmp_path: Path) -> None:
     files: dict[str, object] = {
         "train": [{"question": f"q{n}", "answer": "#### 1"} for n in range(5)],
         "test": [{"question": f"q{n}", "answer": "#### 1"} for n in range(3, 9)],
-        "bench": [{"category": c, "turns": [f"say {c}", "again"]} for c in ("qa", "math_reasoning", "translation")],
+        "bench": [
+            *({"category": c, "turns": [f"say {c}", "again"]} for c in ("qa", "math_reasoning", "translation")),
+            {"category": "code", "turns": ["Please write:  def  f():\n\n\n# done"]},
+        ],
         "ifeval": [{"key": 1, "prompt": "write"}],
         "code": [{"task_id": "x", "prompt": "def f():\n"}],
     }
