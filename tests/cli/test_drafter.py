@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipstream import __version__
 from slipstream.cli.drafter import seconds_of
 from slipstream.engine import Engine, LoadOptions, load_model
-from slipstream.errors import UsageError
+from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program import KVFormat
 from slipstream.program.sampling import SamplingParams
 from slipstream.speculation.dspark_model import read_dspark
+from slipstream.training.contest import problems
 from slipstream.training.store import TrafficStore
 from slipstream.weights.open import open_checkpoint
 from tests.cli.test_cli import COMMAND, run
@@ -86,6 +90,36 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tmp_path: Path) -> None:
     assert "| drafters, " in run("bench", "table", str(tmp_path)).stdout
 
 
+def test_a_drafter_that_looks_ahead_fails_its_measurement(
+    tiny_gguf: Path,
+    tiny_traffic: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whichever of those that are compared, and for programs too; without serving the report is there all the same."""
+    import slipstream.training.contest as contest_module
+    from slipstream.cli.drafter import evaluate
+
+    folders = [eagle3_folder(tmp_path / name, salt=salt) for salt, name in enumerate(("mine", "other"))]
+    told = iter([[], [2], [], []])
+    monkeypatch.setattr(contest_module, "leaks", lambda *arguments: next(told))
+    common: dict[str, Any] = {"against": folders[1:], "everything": True, "limit": 8, "threads": 1}
+    for json_output in (True, False):
+        out, figure = tmp_path / f"{json_output}.json", tmp_path / f"{json_output}.svg"
+        with pytest.raises(SlipstreamError, match="other, answer 2") if json_output else contextlib.nullcontext():
+            evaluate(
+                str(tiny_gguf), tiny_traffic, folders[0], serve_limit=0, out=out, figure=figure,
+                json_output=json_output, **common,
+            )  # fmt: skip
+        said, report = capsys.readouterr().out, json.loads(out.read_text())
+        assert report["replayed"].keys() == {"n-gram", "suffix", "mine", "other"}
+        assert report["served"] is None
+        assert figure.read_text().count("<svg") == 1
+        assert json.loads(said) == report if json_output else "0 served" in said
+    assert problems(report | {"served": {"identical": False}, "leaks": []})
+
+
 def test_for_a_target_that_is_served_in_other_precision(tiny_floats: Path, tmp_path: Path) -> None:
     """Trained and measured on the numbers that are served; what to do next says so, and so do card and report."""
     log, db, folder = tmp_path / "log.jsonl", tmp_path / "t.db", tmp_path / "mine"
@@ -115,8 +149,20 @@ def test_for_a_target_that_is_served_in_other_precision(tiny_floats: Path, tmp_p
     assert report["teacher_forced_against_served"]["apart"] <= 0.02
     assert "was trained for" not in right.stderr
     wrong = run(*measure, *common[:2])
-    assert wrong.returncode == 0, wrong.stderr
-    assert f"was trained for a target served with {flags}" in wrong.stderr
+    assert wrong.returncode == 2, wrong.stderr
+    assert f"of this target served with {flags}: say so, too" in wrong.stderr
+    untold = tmp_path / "untold.db"
+    with TrafficStore(untold) as store:  # as of a server that recorded nothing of its precision
+        store.add([replace(record, target=record.target.split()[0]) for record in records])
+    other = run(*measure[:2], "--traffic", str(untold), *measure[4:], *common[:2])
+    assert other.returncode == 0, other.stderr
+    assert f"was trained for a target served with {flags}" in other.stderr
+    nothing = tmp_path / "nothing.db"
+    with TrafficStore(nothing) as store:
+        store.add([replace(record, target="another") for record in records])
+    more = ("--traffic", str(db), "--generic", str(nothing), "--out", str(tmp_path / "more"))
+    asked = run("drafter", "train", *common, *more, *TRAIN)
+    assert (asked.returncode, "generic records can be mixed in: 24 are of another" in asked.stderr) == (2, True)
 
 
 def test_what_the_present_drafter_would_reach(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:

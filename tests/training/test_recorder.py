@@ -275,3 +275,20 @@ def test_a_client_that_leaves_is_not_recorded(server: Server, traffic: Path) -> 
         next(stream.iter_lines())
     time.sleep(0.5)
     assert len(waited(traffic, before)) == before
+
+
+def test_how_the_target_is_served_is_recorded(tiny_gguf: Path, tmp_path: Path) -> None:
+    """In other precision it gives other answers, which teach a drafter for this one the wrong lesson."""
+    targets = []
+    for flags in ((), ("--kv-cache-dtype", "int8")):
+        path = tmp_path / f"{len(targets)}.db"
+        running = start(tiny_gguf, "--kv-cache-gb", "0.02", "--max-model-len", "256", "--record", str(path), *flags)
+        try:
+            with running.client() as client:
+                assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 4}).status_code == 200
+        finally:
+            stop(running)
+        with TrafficStore(path) as store:
+            targets += [found.target for found in store.records()]
+    assert targets[1] == f"{targets[0]} --kv-cache-dtype int8"
+    assert " " not in targets[0]

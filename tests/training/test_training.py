@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -21,20 +22,23 @@ from safetensors.torch import load_file
 from slipstream.engine import Engine, LoadOptions, load_model
 from slipstream.engine.drafters import Speculative, load_speculative
 from slipstream.errors import UsageError
+from slipstream.program import KVFormat
 from slipstream.speculation.dspark_model import read_dspark
 from slipstream.speculation.tapped import TappedDrafter
 from slipstream.training import trainer
 from slipstream.training.dataset import (
+    FOREIGN,
     coverage,
     data_fingerprint,
     examples_of,
     in_order,
     split,
+    told,
     vocabulary_of,
 )
 from slipstream.training.evaluate import leaks
 from slipstream.training.features import FeatureSource
-from slipstream.training.records import Record
+from slipstream.training.records import Record, target_of
 from slipstream.training.replay import interval, replay, tau
 from slipstream.training.resources import Meter
 from slipstream.training.store import TrafficStore, Which
@@ -332,12 +336,54 @@ def test_what_stands_for_the_unknown_stays_when_a_drafter_is_trained_on(
     assert '"mask_token_id": 5' in (tmp_path / "b" / "config.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("recorded", "served", "said"),
+    [
+        ((KVFormat.INT8, "int4"), (KVFormat.BF16, "none"), "--kv-cache-dtype int8 --quantization int4"),
+        ((KVFormat.BF16, "none"), (KVFormat.BF16, "int4"), "the precision of its file"),
+    ],
+)
+def test_answers_of_other_precision_teach_nothing(
+    recorded: tuple[KVFormat, Any], served: tuple[KVFormat, Any], said: str, tiny_gguf: Path, tiny_records: list[Record]
+) -> None:
+    """A target that is served otherwise gives other answers: which they are is recorded, and what to say is said."""
+    plain = tiny_records[0].target
+    others, mine = ([replace(one, target=target_of(plain, *how)) for one in tiny_records] for how in (recorded, served))
+    options = replace(OPTIONS, kv_format=served[0], quantization=served[1])
+    with pytest.raises(UsageError, match=f"60 are of this target served with {said}: say so, too"):
+        prepare(str(tiny_gguf), others, [], options)
+    with pytest.raises(UsageError, match=f"none of the generic records.* served with {said}"):
+        prepare(str(tiny_gguf), mine, others, options)
+    prepared = prepare(str(tiny_gguf), [*mine, *others[:7]], [], options)
+    assert prepared.left_out[f"served with {said}"] == 7
+    assert prepared.own == prepare(str(tiny_gguf), mine, [], options).own
+
+
+def test_a_share_of_generic_answers_is_mixed_in(
+    tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path
+) -> None:
+    """The card says so, and how many of them were left out and why."""
+    rng = random.Random(5)
+    generic = [replace(one, tokens=(*rng.choices(range(65, 90), k=9), *one.tokens[9:])) for one in tiny_records[:20]]
+    with TrafficStore(tiny_traffic) as store:
+        prepared = prepare(str(tiny_gguf), store.records(), [*generic, replace(generic[0], target="x")], OPTIONS)
+    assert len(prepared.generic) > 10
+    cards = []
+    for share in (0.0, 0.5):
+        options = replace(OPTIONS, rounds=2, generic_share=share)
+        cards.append(train(prepared, options, tmp_path / str(share)))
+    assert cards[0]["generic_left_out"] == {FOREIGN: 1, "said before": 0, "too long": 0}
+    assert cards[0]["generic_fingerprint"] == cards[1]["generic_fingerprint"] == data_fingerprint(prepared.generic)
+    first, second = (load_file(next((tmp_path / share).glob("*.safetensors"))) for share in ("0.0", "0.5"))
+    assert any(not torch.equal(first[name], second[name]) for name in first if first[name].is_floating_point())
+
+
 def test_what_is_learned_from(tiny_records: list[Record]) -> None:
     target = tiny_records[0].target
     foreign = replace(tiny_records[0], target="another")
     examples, left_out = examples_of([*tiny_records, foreign, tiny_records[3]], target, 40)
-    assert left_out["another target's"] == 1
-    assert left_out["said before"] == 1
+    assert left_out == {FOREIGN: 1, "said before": 1, "too long": 0}
+    assert "1 are of another target" in told(left_out)
     assert all(len(example.tokens) <= 40 for example in examples)
     both = split(examples, 0.2)
     assert [e.time for e in both.held_out] == sorted(e.time for e in examples)[-len(both.held_out) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from slipstream.cli.commands import Argument, Option
 from slipstream.cli.options import JsonOption, KvCacheDtype, Quantization, Threads, load_options, progress_bar, table
 from slipstream.engine import LoadOptions
-from slipstream.errors import UsageError
+from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program import KVFormat
+from slipstream.training.records import served_as
 
 if TYPE_CHECKING:
     from slipstream.training.sizing import Choice
@@ -119,6 +121,11 @@ def train(
     with progress_bar() as bar:
         bar("reading the target and the records", 0, 0)
         prepared = prepare(model, records, others, options)
+        if generic is not None and not prepared.generic:
+            raise UsageError(f"--generic: {generic} has no answer to a prompt that is not held out")
+        if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+            run(prepared, options, out, about=described({}))
+            return
 
         def show(at: Progress, speedup: float) -> None:
             said = f"tau {at.curve.tau[-1]:.2f}, S about {speedup:.2f}, {at.seconds_left / 60:.0f} min left"
@@ -130,6 +137,9 @@ def train(
                 _sizes(choice)
 
         card = run(prepared, options, out, show, chose, described({}))
+    for of, left_out in ((traffic, prepared.left_out), (generic, prepared.generic_left_out)):
+        if said := ", ".join(f"{count} {why}" for why, count in left_out.items() if count):
+            print(f"{of}: left out of what is learned: {said}", file=sys.stderr)
     if json_output:
         print(json.dumps(card))
         return
@@ -146,7 +156,7 @@ def train(
             "vocabulary; try --draft-vocabulary",
             file=sys.stderr,
         )
-    how = _said(target)
+    how = f" {flags}" if (flags := served_as(target.kv_format, target.quantization)) else ""
     print(f"measure it: slipstream drafter eval --model {model} --traffic {traffic} --drafter {out}{how}")
     print(f"use it: slipstream serve {model} --speculative {_as_folder(out)}{how}")
 
@@ -185,7 +195,9 @@ def evaluate(
         bool, Option("--everything", help="All of the file, not only what is newer than the training's.")
     ] = False,
     limit: Annotated[int, Option("--limit", help="The newest so many answers are replayed.")] = 400,
-    serve_limit: Annotated[int, Option("--serve-limit", help="And so many of them served in turns.")] = 24,
+    serve_limit: Annotated[
+        int, Option("--serve-limit", help="And so many of them served in turns; 0: none, nothing is timed.")
+    ] = 24,
     draft_len: Annotated[int, Option("--draft-len", help="Tokens of a draft in the replay.")] = 5,
     figure: Annotated[Path | None, Option("--figure", help="Write the picture to this file.")] = None,
     out: Annotated[Path | None, Option("--out", help="Also write the JSON to this file.")] = None,
@@ -196,10 +208,10 @@ def evaluate(
 ) -> None:
     """What a drafter reaches on held-out traffic beside n-gram, suffix, other drafters and plain decoding."""
     from slipstream.bench.machine import described, save
-    from slipstream.training.contest import contest, held_out_of, picture
+    from slipstream.training.contest import contest, held_out_of, picture, problems
 
-    if limit < 2 or serve_limit < 2 or not 1 <= draft_len <= 16:
-        raise UsageError("--limit and --serve-limit must be at least 2, --draft-len from 1 to 16")
+    if limit < 2 or serve_limit < 0 or serve_limit == 1 or not 1 <= draft_len <= 16:
+        raise UsageError("--limit must be at least 2, --serve-limit too, or 0, and --draft-len from 1 to 16")
     for file in (out, figure):
         if file is not None and not file.absolute().parent.is_dir():
             raise UsageError(f"{file}: there is no folder {file.absolute().parent}")
@@ -215,8 +227,10 @@ def evaluate(
         save(report, out)
     if json_output:
         print(json.dumps(report))
-        return
-    _table(report)
+    else:
+        _table(report)
+    if found := problems(report):
+        raise SlipstreamError(f"this drafter must not be used: {'; '.join(found)}")
 
 
 def _say_if_other_precision(folder: Path, target: LoadOptions) -> None:
@@ -227,33 +241,30 @@ def _say_if_other_precision(folder: Path, target: LoadOptions) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     if (trained.kv_format, trained.quantization) != (target.kv_format, target.quantization):
-        how = _said(trained) or " the precision of its file"
-        print(f"{folder} was trained for a target served with{how}, and is measured on another", file=sys.stderr)
+        how = served_as(trained.kv_format, trained.quantization) or "the precision of its file"
+        print(f"{folder} was trained for a target served with {how}, and is measured on another", file=sys.stderr)
 
 
 def _table(report: dict[str, Any]) -> None:
+    served = report["served"] or {"answers": 0, "contenders": dict.fromkeys(report["replayed"])}
     rows = []
-    for name, entry in report["served"]["contenders"].items():
+    for name, entry in served["contenders"].items():
         replayed = report["replayed"].get(name, {}).get("", {})
         tau = "{:.2f} ({:.2f}-{:.2f})".format(replayed["tau"], *replayed["interval"]) if replayed else ""
-        rows.append(
-            (
-                name, tau,
-                " ".join(f"{a:.2f}" for a in replayed.get("acceptance_by_position", [])[:5]), f"{entry['tok_s']:.0f}",
-                f"{entry['speedup']:.2f} ({entry['speedup_interval'][0]:.2f}-{entry['speedup_interval'][1]:.2f})",
-                f"{entry['speedup_predicted']:.2f}" if entry["speedup_predicted"] is not None else "",
-            )
-        )  # fmt: skip
+        acceptance = " ".join(f"{a:.2f}" for a in replayed.get("acceptance_by_position", [])[:5])
+        rows.append((name, tau, acceptance, *(_rates(entry) if entry is not None else ())))
     header = ("drafter", f"tau, K = {report['draft_len']}", "acceptance", "tok/s", "S", "S predicted")
-    title = f"{report['model']}: {report['held_out']['answers']} held-out answers, {report['served']['answers']} served"
-    table(title, rows, header)
+    title = f"{report['model']}: {report['held_out']['answers']} held-out answers, {served['answers']} served"
+    table(title, rows, header[: len(rows[0])])
     for tag in sorted({tag for entry in report["replayed"].values() for tag in entry if tag}):
         said = ", ".join(f"{name} {e[tag]['tau']:.2f}" for name, e in report["replayed"].items() if tag in e)
         print(f"tag {tag}: tau {said}")
-        contenders = report["served"]["contenders"].items()
+        contenders = [(name, entry) for name, entry in served["contenders"].items() if entry is not None]
         by_tag = [f"{name} {e['tags'][tag]['speedup']:.2f}" for name, e in contenders if tag in e.get("tags", {})]
         if by_tag:
             print(f"tag {tag}: S {', '.join(by_tag)}")
+    if report["served"] is None:
+        return
     costs = report["costs"]
     print(
         f"verifying {report['draft_len']} drafts takes {costs['verify_cost']:.2f} steps of one row, drafting them "
@@ -261,10 +272,12 @@ def _table(report: dict[str, Any]) -> None:
     )
     apart = report["teacher_forced_against_served"]["apart"]
     print(f"acceptance as replayed is at most {apart * 100:.1f} points from what it is when drafting at every step")
-    if not report["served"]["identical"]:
-        print("some answers were NOT those of plain decoding: please report this", file=sys.stderr)
-    if report["leaks"]:
-        print(f"drafts depend on tokens that are not known yet: {report['leaks']}", file=sys.stderr)
+
+
+def _rates(entry: dict[str, Any]) -> tuple[str, str, str]:
+    low, high = entry["speedup_interval"]
+    predicted = f"{entry['speedup_predicted']:.2f}" if entry["speedup_predicted"] is not None else ""
+    return f"{entry['tok_s']:.0f}", f"{entry['speedup']:.2f} ({low:.2f}-{high:.2f})", predicted
 
 
 def list_(
@@ -291,13 +304,6 @@ def list_(
         for card in cards
     ]  # fmt: skip
     table(str(folder), rows, ("drafter", "kind", "target", "tags", "tokens seen", "tau", "date"))
-
-
-def _said(target: LoadOptions) -> str:
-    """The flags for a target that is not served as most are."""
-    plain = LoadOptions()
-    cache = f" --kv-cache-dtype {target.kv_format}" if target.kv_format != plain.kv_format else ""
-    return cache + (f" --quantization {target.quantization}" if target.quantization != plain.quantization else "")
 
 
 def _as_folder(path: Path) -> str:

@@ -50,6 +50,7 @@ def import_(
     from slipstream.speculation.card import fingerprint_of
     from slipstream.training.imports import STREAMS, Importer
     from slipstream.training.logs import read_log
+    from slipstream.training.records import target_of
     from slipstream.training.store import TrafficStore
     from slipstream.training.tables import read_parquet
     from slipstream.weights.open import open_checkpoint
@@ -64,7 +65,8 @@ def import_(
     with progress_bar() as bar, TrafficStore(into) as store:
         checkpoint = open_checkpoint(resolve(model, bar))
         loaded = load_model(model, replace(options, sequences=STREAMS if regenerate else 1), bar)
-        importer = Importer(loaded, fingerprint_of(read_config(checkpoint), checkpoint), store, tag, system)
+        target = target_of(fingerprint_of(read_config(checkpoint), checkpoint), kv_cache_dtype, quantization)
+        importer = Importer(loaded, target, store, tag, system)
         if regenerate:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
             done = importer.anew(items, params, most_tokens, lambda at, all_: bar("tokens answered", at, all_))
@@ -144,6 +146,8 @@ def stats(
     drafter: Annotated[
         Path | None, Option("--drafter", help="What this drafter would reach as well; runs the target.")
     ] = None,
+    kv_cache_dtype: KvCacheDtype = "bf16",
+    quantization: Quantization = "none",
     json_output: JsonOption = False,
 ) -> None:
     """Tags, tokens, how much text repeats itself, and what drafting would reach on it."""
@@ -160,7 +164,8 @@ def stats(
     found = predictability(records)
     names = ["ngram", "suffix"]
     if model is not None and drafter is not None:
-        names.append(of_drafter(records, model, drafter, found))
+        served = load_options(None, kv_cache_dtype, quantization, None, "native")
+        names.append(of_drafter(records, model, drafter, found, served))
     report = {
         "records": count,
         "answer_tokens": tokens,

@@ -370,8 +370,7 @@ class EngineClient:
         self._deployed = deployed
 
     def _tell_again(self) -> None:
-        """Tell an engine that was started again of the next of the drafters that were at work: it loads one at a time.
-        """
+        """Tell an engine that was started again of the next drafter that was at work: it loads one at a time."""
         if self._to_tell:
             self._given_again = time.monotonic()
             self._send(self._to_tell[0])

@@ -18,6 +18,7 @@ from slipstream.speculation.card import fingerprint_of
 from slipstream.text import load_tokenizer
 from slipstream.text.template import ChatTemplate, hash_of
 from slipstream.training.recorder import Recorder, RecordOptions
+from slipstream.training.records import target_of
 from slipstream.weights.open import open_checkpoint
 
 
@@ -65,7 +66,9 @@ async def opened(wanted: Opening) -> Opened:
         await asyncio.gather(loading, return_exceptions=True)
         await client.close()
         raise
-    origin = Served(fingerprint_of(read_config(checkpoint), checkpoint), hash_of(tokenizer.chat_template))
+    worker = wanted.worker
+    target = target_of(fingerprint_of(read_config(checkpoint), checkpoint), worker.kv_format, worker.quantization)
+    origin = Served(target, hash_of(tokenizer.chat_template))
     api = Api(
         client, tokenizer, template, wanted.served_name, wanted.keys, wanted.limits, recorder, origin, wanted.formats
     )  # fmt: skip

@@ -15,7 +15,7 @@ from slipstream.training.records import Record, settings_of
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What answers come from: the target's fingerprint, the hash of its chat template."""
+    """What answers come from: the target as records call it, the hash of its chat template."""
 
     target: str = ""
     template: str = ""

@@ -17,12 +17,11 @@ from slipstream.models import read_config
 from slipstream.models.weights import ModelWeights
 from slipstream.speculation import SuffixDrafter
 from slipstream.speculation.card import fingerprint_of
-from slipstream.speculation.tapped import TappedDrafter
-from slipstream.training.dataset import Example, examples_of
+from slipstream.training.dataset import Example, examples_of, told
 from slipstream.training.evaluate import Contender, Progress, costs, leaks, pooled, replayed_tau, served_in_turns
 from slipstream.training.features import FeatureSource
 from slipstream.training.figures import WIDTH, Bar, bars, image
-from slipstream.training.records import restricted
+from slipstream.training.records import restricted, target_of
 from slipstream.training.replay import LANES, replay
 from slipstream.training.store import TrafficStore, Which
 from slipstream.weights.open import open_checkpoint
@@ -49,11 +48,9 @@ class HeldOut:
             if self.since is not None:
                 before, _ = examples_of(store.records(Which(before=self.since)), target, max_len)
         if not after:
-            others = left_out["another target's"]
-            raise UsageError(
-                f"{self.traffic}: no answer is newer than the training's ({others} are of another target); say "
-                "--everything"
-            )
+            if any(left_out.values()):
+                raise UsageError(f"{self.traffic}: nothing is held out; {told(left_out)}")
+            raise UsageError(f"{self.traffic}: no answer is newer than the training's; say --everything")
         return before[-EARLIER:], after
 
 
@@ -87,7 +84,8 @@ def contest(
 ) -> dict[str, Any]:
     """Plain decoding, n-gram, suffix, and the drafters in `folders`; these have suffix beside them when served.
 
-    `target` says how the target is served: threads, precision of its weights and its cache.
+    `target` says how the target is served: threads, precision of its weights and its cache. With a `serve_limit` of 0
+    nothing is served, and so nothing is timed.
     """
     checkpoint = open_checkpoint(resolve(reference))
     config = read_config(checkpoint)
@@ -95,8 +93,8 @@ def contest(
     taps = tuple(sorted({tap for folder in opened for tap in folder.config.taps}))
     if any(folder.config.taps != taps for folder in opened):
         raise UsageError("the drafters read different layers of the target, and cannot be compared in one run")
-    fingerprint = fingerprint_of(config, checkpoint)
-    earlier, examples = held.examples(fingerprint, min(config.context, LoadOptions().max_rows * 8))
+    called = target_of(fingerprint_of(config, checkpoint), target.kv_format, target.quantization)
+    earlier, examples = held.examples(called, min(config.context, LoadOptions().max_rows * 8))
     examples = examples[-limit:]
     longest = max(len(example.tokens) for example in (*examples, *earlier)) + 64
     options = replace(target, max_len=min(longest, config.context), sequences=LANES, taps=taps)
@@ -109,6 +107,26 @@ def contest(
     alone += [Contender(name, (drafter,)) for name, drafter in zip(names, neural, strict=True)]
     source = FeatureSource(model, taps)
     replayed = replayed_tau(alone, examples, earlier, draft_len, source, progress)
+    leaking = [
+        f"{name}, answer {number}"
+        for name, drafter in zip(names, neural, strict=True)
+        for number in leaks(drafter, examples, source, draft_len)
+    ]
+    report: dict[str, Any] = {
+        "model": reference,
+        "kv_cache_dtype": target.kv_format.value,
+        "quantization": target.quantization,
+        "drafters": [str(folder) for folder in folders],
+        "traffic": str(held.traffic.name),
+        "tag": held.tag,
+        "draft_len": draft_len,
+        "held_out": {"answers": len(examples), "tokens": sum(example.answered for example in examples)},
+        "replayed": replayed,
+        "leaks": leaking,
+        "served": None,
+    }
+    if not serve_limit:
+        return report
     together = [Contender(n, (SuffixDrafter(), d)) for n, d in zip(names, neural, strict=True)]
     cost = cost_model(model, fresh=True)  # memory's speed is the machine's of this hour
     always = f"{names[0]}, {draft_len} always"
@@ -120,24 +138,23 @@ def contest(
     served = served_in_turns(model, cost, contenders, chosen, earlier, progress)
     source.forget()
     ceiling = measure_ceiling(model)
-    first: TappedDrafter = neural[0]
-    same = pooled(replay(first, chosen, draft_len, source)).conditional()
-    return {
-        "model": reference,
-        "kv_cache_dtype": target.kv_format.value,
-        "quantization": target.quantization,
-        "drafters": [str(folder) for folder in folders],
-        "traffic": str(held.traffic.name),
-        "tag": held.tag,
-        "draft_len": draft_len,
-        "held_out": {"answers": len(examples), "tokens": sum(example.answered for example in examples)},
-        "replayed": replayed,
+    same = pooled(replay(neural[0], chosen, draft_len, source)).conditional()
+    return report | {
         "served": served,
-        "costs": costs(cost, first, draft_len),
+        "costs": costs(cost, neural[0], draft_len),
         "ceiling_tok_s": ceiling.tok_s if ceiling is not None else None,
-        "leaks": leaks(first, examples, source, draft_len),
         "teacher_forced_against_served": _difference(same, served["contenders"][always]["acceptance_by_position"]),
     }
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    """What no drafter may have: why one that was measured is not to be used."""
+    found = []
+    if report["served"] is not None and not report["served"]["identical"]:
+        found.append("some answers were NOT those of plain decoding: please report this")
+    if report["leaks"]:
+        found.append(f"drafts depend on tokens that are not known yet ({'; '.join(report['leaks'])})")
+    return found
 
 
 def _difference(replayed: list[float], served: list[float]) -> dict[str, Any]:
@@ -164,6 +181,9 @@ def picture(report: dict[str, Any]) -> str:
     """tau with its intervals, and tokens a second with the ceiling of plain decoding."""
     taus = [Bar("plain", 1.0)]  # in the same places, so in the same colours, as on the other side
     taus += [Bar(name, entry[""]["tau"], *entry[""]["interval"]) for name, entry in report["replayed"].items()]
+    if report["served"] is None:
+        left, height = bars(f"tau, K = {report['draft_len']}", taus)
+        return image([(0, 0, left)], WIDTH, height + 10)
     rates = [Bar(name, entry["tok_s"]) for name, entry in report["served"]["contenders"].items()]
     ceiling = report["ceiling_tok_s"]
     left, first = bars(f"tau, K = {report['draft_len']}", taus)

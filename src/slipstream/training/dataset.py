@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from slipstream.errors import UsageError
 from slipstream.training.records import Record
 
 LEAST_EXAMPLES = 8
+FOREIGN, SERVED = "another target's", "served with "
+"""Why answers are left out: another model made them; this one, served with other flags, which follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,19 @@ class Split:
 def examples_of(records: Iterable[Record], target: str, max_len: int) -> tuple[list[Example], dict[str, int]]:
     """Examples in the order given, each text once, and why others were left out.
 
-    Answers of another target teach the wrong lesson and are left out; what is too long is cut.
+    Answers of another target, or of this one served otherwise, teach the wrong lesson and are left out; what is too
+    long is cut. `target` is as `target_of` has it.
     """
     examples: list[Example] = []
-    left_out = {"another target's": 0, "said before": 0, "too long": 0}
+    left_out = {FOREIGN: 0, "said before": 0, "too long": 0}
     seen: set[bytes] = set()
     for record in records:
         if record.target != target:
-            left_out["another target's"] += 1
+            why = FOREIGN
+            model, _, flags = record.target.partition(" ")
+            if model == target.partition(" ")[0]:
+                why = SERVED + (flags or "the precision of its file")
+            left_out[why] = left_out.get(why, 0) + 1
             continue
         digest = hashlib.sha256(np.asarray(record.tokens, "<u4").tobytes()).digest()
         if digest in seen:
@@ -75,6 +82,17 @@ def examples_of(records: Iterable[Record], target: str, max_len: int) -> tuple[l
         kept = tuple(sorted(settings.items()))
         examples.append(Example(record.tokens[:max_len], spans, record.tag, record.key, kept, record.time))
     return examples, left_out
+
+
+def told(left_out: Mapping[str, int]) -> str:
+    """Why there is nothing of a target, and what to do about it."""
+    others = [(why.removeprefix(SERVED), count) for why, count in left_out.items() if why.startswith(SERVED)]
+    if others:
+        how, count = max(others, key=lambda pair: pair[1])
+        return f"{count} are of this target served with {how}: say so, too, or import them with --regenerate"
+    if foreign := left_out[FOREIGN]:
+        return f"{foreign} are of another target: import them with --regenerate"
+    return ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
 
 
 def split(examples: Sequence[Example], share: float) -> Split:

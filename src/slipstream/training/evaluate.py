@@ -39,7 +39,6 @@ class Served:
     seconds: list[float] = field(default_factory=list)
     drafts: Counts = field(default_factory=Counts)
     spent: float = 0.0
-    plain: float = 0.0
     predicted: float = 0.0
 
     @property
@@ -52,7 +51,7 @@ class Served:
         self.tokens += other.tokens
         self.seconds += other.seconds
         self.drafts.merge(other.drafts)
-        self.spent, self.plain = self.spent + other.spent, self.plain + other.plain
+        self.spent += other.spent
         self.predicted += other.predicted
 
 
@@ -215,7 +214,7 @@ def _answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[
     """(tokens, what they took)."""
     served = Served()
     pace = engine.controller.pace if engine.controller is not None else None
-    before = (pace.spent, pace.plain, pace.predicted) if pace is not None else (0.0, 0.0, 0.0)
+    before = (pace.spent, pace.predicted) if pace is not None else (0.0, 0.0)
     number = engine.add(prompt, params)
     tokens = [token for chunk in engine.run(number) for token in chunk.token_ids]
     timings = engine.timings.pop(number)
@@ -225,8 +224,7 @@ def _answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[
     served.drafts.merge(timings.drafts)
     if pace is not None:
         served.spent += pace.spent - before[0]
-        served.plain += pace.plain - before[1]
-        served.predicted += pace.predicted - before[2]
+        served.predicted += pace.predicted - before[1]
     return tokens, served
 
 

@@ -7,9 +7,8 @@ and in an order that is the file's, so that an import that was stopped goes on w
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from slipstream.engine import Engine, Model
@@ -17,7 +16,7 @@ from slipstream.engine.cost import cost_model
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.program.sampling import SamplingParams
 from slipstream.text.template import hash_of
-from slipstream.training.logs import Exchange
+from slipstream.training.logs import Exchange, Unread
 from slipstream.training.records import Record, sampled_with, settings_of
 from slipstream.training.store import TrafficStore, Which
 
@@ -25,6 +24,13 @@ STREAMS = 64
 BATCH = 64
 """Answers made at a time, and records written at a time."""
 MOST_ANSWER = 512
+MOST_NAMED = 20
+"""Lines that cannot be read of which the numbers are told."""
+APART = 1e-3
+"""Seconds between lines of a log that has no times: they are as old as the file, in its order."""
+
+Item = Exchange | Record | Unread
+"""What a log has."""
 
 Progress = Callable[[int, int], None]
 
@@ -38,30 +44,40 @@ class Imported:
     known: int = 0
     """Records that were there already."""
     unusable: int = 0
-    """Exchanges without an answer, too long, or that the template refuses."""
+    """Exchanges without an answer, too long, or that the template refuses; lines that cannot be read."""
     first_problem: str = ""
+    unread: list[int] = field(default_factory=list)
+    """The first lines that could not be read."""
 
     def refuse(self, problem: str) -> None:
         """Leave an exchange out."""
         self.unusable += 1
         self.first_problem = self.first_problem or problem
 
+    def unreadable(self, item: Unread) -> None:
+        """Leave a line out: one of thousands that is damaged, or half written, must not end an import."""
+        self.refuse(f"line {item.line}: {item.problem}")
+        if len(self.unread) < MOST_NAMED:
+            self.unread.append(item.line)
+
 
 @dataclass(frozen=True)
 class Importer:
-    """Turns exchanges into records of one target's traffic. `fingerprint` names the target."""
+    """Turns exchanges into records of one target's traffic. `target` names it, as `target_of` does."""
 
     model: Model
-    fingerprint: str
+    target: str
     store: TrafficStore
     tag: str = ""
     system: str = ""
     """What is said to the model before every conversation that has no system message."""
+    written: float = 0.0
+    """When the log was written: the time of what has none of its own."""
 
-    def as_they_are(self, items: Iterable[Exchange | Record], *, same_target: bool) -> Imported:
+    def as_they_are(self, items: Iterable[Item], *, same_target: bool) -> Imported:
         """Take answers from the log. `same_target`: this very model made them, so that they can be learned from."""
         done, batch = Imported(), []
-        for item in items:
+        for item in self._timed(items, done):
             record = item if isinstance(item, Record) else self._record(item, done, same_target=same_target)
             if record is None:
                 continue
@@ -72,8 +88,18 @@ class Importer:
         self._write(batch, done)
         return done
 
+    def _timed(self, items: Iterable[Item], done: Imported) -> Iterator[Exchange | Record]:
+        """What can be read, and when it was. Not when it was answered anew: the newest is what is held out, and an
+        import that was stopped and went on must come to the same.
+        """
+        for place, item in enumerate(items):
+            if isinstance(item, Unread):
+                done.unreadable(item)
+            else:
+                yield item if item.time else replace(item, time=self.written + APART * place)
+
     def anew(
-        self, items: Iterable[Exchange | Record], params: SamplingParams, most_tokens: int, progress: Progress
+        self, items: Iterable[Item], params: SamplingParams, most_tokens: int, progress: Progress
     ) -> Imported:
         """Have the target answer, until its answers have `most_tokens`. Needs a model with room for many sequences.
 
@@ -83,7 +109,7 @@ class Importer:
         done, begun = Imported(), 0
         under_way: dict[int, tuple[Exchange, list[int], SamplingParams, list[int]]] = {}
         ready: list[Record] = []
-        source, made = self._askable(items, params, done), self.store.count(Which(target=self.fingerprint))[1]
+        source, made = self._askable(items, params, done), self.store.count(Which(target=self.target))[1]
         while True:
             while len(under_way) < STREAMS and made + begun < most_tokens:
                 if (ask := next(source, None)) is None:
@@ -111,21 +137,23 @@ class Importer:
         return done
 
     def _askable(
-        self, items: Iterable[Exchange | Record], params: SamplingParams, done: Imported
+        self, items: Iterable[Item], params: SamplingParams, done: Imported
     ) -> Iterator[tuple[Exchange, list[int], SamplingParams]]:
-        for item in items:
+        for item in self._timed(items, done):
             if isinstance(item, Record):
-                raise UsageError("records have no text to be answered anew; import them as they are")
+                raise UsageError(
+                    "records have no text to be answered anew; import them as they are, or export them with --model"
+                )
             prompt = self._prompt(item, done)
             if prompt is None:
                 continue
-            if self.store.answered(item.request, self.fingerprint, prompt):
+            if self.store.answered(item.request, self.target, prompt):
                 done.known += 1
                 continue
             longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
             try:
                 seed = _seed_of(item.request, prompt)
-                chosen = replace(params, **sampled_with(item.settings), max_tokens=longest, seed=seed)
+                chosen = replace(params, **sampled_with(item.settings), max_tokens=longest, seed=seed, stop=item.stop)
             except UsageError as error:
                 done.refuse(str(error))
                 continue
@@ -152,28 +180,28 @@ class Importer:
         return prompt
 
     def _record(self, exchange: Exchange, done: Imported, *, same_target: bool) -> Record | None:
-        if exchange.answer is None:
+        if exchange.answer is None and not exchange.problem:
             done.refuse("an exchange has no answer; have it made anew")
             return None
         prompt = self._prompt(exchange, done)
         if prompt is None:
             return None
-        answer = self.model.tokenizer.encode(exchange.answer, add_bos=False)
+        answer = self.model.tokenizer.encode(exchange.answer or "", add_bos=False)
         answer += self._end if exchange.messages and not exchange.cut else []
         tokens = [*prompt, *answer][: self.model.max_len]
         if len(tokens) <= len(prompt):
             done.refuse("an answer is empty")
             return None
-        target = self.fingerprint if same_target else ""
+        target = self.target if same_target else ""
         return Record(
             tuple(tokens), ((len(prompt), len(tokens)),), target, self._template, exchange.tag, "",
-            exchange.time or time.time(), exchange.request, exchange.settings,
+            exchange.time, exchange.request, exchange.settings,
         )  # fmt: skip
 
     def _made(self, exchange: Exchange, prompt: list[int], answer: list[int], params: SamplingParams) -> Record:
         return Record(
-            (*prompt, *answer), ((len(prompt), len(prompt) + len(answer)),), self.fingerprint, self._template,
-            exchange.tag or self.tag, "", time.time(), exchange.request, settings_of(params),
+            (*prompt, *answer), ((len(prompt), len(prompt) + len(answer)),), self.target, self._template,
+            exchange.tag or self.tag, "", exchange.time, exchange.request, settings_of(params),
         )  # fmt: skip
 
     @cached_property

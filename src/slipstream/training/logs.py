@@ -40,44 +40,62 @@ class Exchange:
     time: float = 0.0
     max_tokens: int | None = None
     settings: Mapping[str, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    """What ends its answer; to answer with, never to be kept."""
     cut: bool = False
     """Whether the answer ended because it was long enough."""
     problem: str = ""
     """Why nothing can be learned from it, if so."""
 
 
-def read_log(path: Path) -> Iterator[Exchange | Record]:
-    """Line by line, gzip or not. Raises LogError with the line's number."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A line that is none of the known shapes, or from which on the file is damaged."""
+
+    line: int
+    problem: str
+
+
+def read_log(path: Path, *, texts: bool = False) -> Iterator[Exchange | Record | Unread]:
+    """Line by line, gzip or not; `texts`: of what has both, the text is taken and not the tokens.
+
+    Raises LogError for a file of which nothing can be read.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
     try:
         with opener(path, "rb") as file:
-            number = 0
             while line := file.readline(MOST_LINE + 1):
                 number += 1
                 if len(line) > MOST_LINE:
-                    raise LogError(f"{path}, line {number}: has more than {MOST_LINE >> 20} MB")
-                if line.strip():
-                    yield from _line(line, f"{path}, line {number}")
+                    yield Unread(number, f"has more than {MOST_LINE >> 20} MB")
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(MOST_LINE)
+                elif line.strip():
+                    yield from _line(line, number, texts=texts)
     except (OSError, EOFError, zlib.error) as error:
-        raise LogError(f"{path}: {error}") from error
+        if not number:
+            raise LogError(f"{path}: {error}") from error
+        yield Unread(number + 1, f"cannot be read, nor what follows: {error}")
 
 
-def _line(line: bytes, where: str) -> Iterator[Exchange | Record]:
+def _line(line: bytes, number: int, *, texts: bool = False) -> Iterator[Exchange | Record | Unread]:
+    """All that a line has, or that it cannot be read: one that ends in an error brings nothing."""
     try:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise LogError("is not a JSON object")
+        found: list[Exchange | Record]
         if "tokens" in row and "spans" in row:
-            yield record_of(row)
+            found = [_said_again(row) if texts and ("messages" in row or "prompt" in row) else record_of(row)]
         else:
-            yield from _exchanges(row, hashlib.sha256(line.strip()).hexdigest()[:24])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, LogError, RecordError) as error:
-        what = (
-            str(error)
-            if isinstance(error, LogError | RecordError)
-            else f"no exchange that is known how to read ({error})"
-        )
-        raise LogError(f"{where}: {what}") from error
+            found = list(_exchanges(row, hashlib.sha256(line.strip()).hexdigest()[:24]))
+    except (LogError, RecordError) as error:
+        yield Unread(number, str(error))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        yield Unread(number, f"no exchange that is known how to read ({error})")
+    else:
+        yield from found
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
@@ -90,6 +108,17 @@ def record_of(row: Mapping[str, Any]) -> Record:
     return Record(
         tuple(tokens), tuple((int(a), int(b)) for a, b in spans), time=float(row.get("time") or 0.0),
         settings=settings, steps=tuple(steps), **words,
+    )  # fmt: skip
+
+
+def _said_again(row: Mapping[str, Any]) -> Exchange:
+    """The text of an exported record, for another target than the one whose tokens it has."""
+    record = record_of(row)
+    messages = tuple(_message(message) for message in row.get("messages") or ())
+    turns = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    return Exchange(
+        record.request, turns, "" if turns else str(row["prompt"]), None, record.tag, record.time,
+        settings=record.settings,
     )  # fmt: skip
 
 
@@ -111,9 +140,17 @@ def _exchanges(row: Mapping[str, Any], request: str) -> Iterator[Exchange]:
         "tag": str((asked.get("metadata") or {}).get("tag") or row.get("tag") or row.get("category") or "")[:64],
         "time": _seconds(row.get("created") or row.get("time")),
         "settings": _settings(asked),
-        "max_tokens": _length(asked), "problem": _problem(asked),
+        "max_tokens": _length(asked), "stop": _stops(asked.get("stop")), "problem": _problem(asked),
     }  # fmt: skip
-    answer, found["cut"] = _answer(row.get("response"))
+    answers = _answers(row.get("response"))
+    for choice, (answer, cut) in enumerate(answers):  # each is an answer of its own to the same request
+        name = found["request"] if len(answers) == 1 else f"{found['request']}/{choice}"
+        yield from _conversations(row, asked, answer, found | {"request": name, "cut": cut})
+
+
+def _conversations(
+    row: Mapping[str, Any], asked: Mapping[str, Any], answer: str | None, found: dict[str, Any]
+) -> Iterator[Exchange]:
     if "turns" in asked or "question" in asked:
         content = str(asked["turns"][0] if "turns" in asked else asked["question"])
         yield Exchange(messages=({"role": "user", "content": content},), answer=answer, **found)
@@ -161,6 +198,13 @@ def _length(asked: Mapping[str, Any]) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(stop, str) for stop in stops):
+        raise LogError("what stops an answer is no string, nor a list of some")
+    return stops
+
+
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message["role"], message.get("content")
     if role not in ROLES:
@@ -182,13 +226,16 @@ def _problem(asked: Mapping[str, Any]) -> str:
     return ""
 
 
-def _answer(response: Any) -> tuple[str | None, bool]:
-    """(the answer, whether it was cut off)."""
+def _answers(response: Any) -> list[tuple[str | None, bool]]:
+    """(an answer, whether it was cut off), at least one."""
     if response is None or isinstance(response, str):
-        return response, False
+        return [(response, False)]
     body = response.get("body") or response
     if "error" in body or not body.get("choices"):  # a request that failed: it can still be answered anew
-        return None, False
-    choice = body["choices"][0]
+        return [(None, False)]
+    return [_answer(choice) for choice in body["choices"]]
+
+
+def _answer(choice: Mapping[str, Any]) -> tuple[str | None, bool]:
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return str(text) if text else None, choice.get("finish_reason") == "length"

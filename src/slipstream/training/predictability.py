@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipstream.engine import LoadOptions, load_model
@@ -18,9 +18,9 @@ from slipstream.models import read_config
 from slipstream.models.weights import ModelWeights
 from slipstream.speculation import Counts, Drafter, SuffixDrafter
 from slipstream.speculation.card import fingerprint_of
-from slipstream.training.dataset import Example, examples_of
+from slipstream.training.dataset import Example, examples_of, told
 from slipstream.training.features import FeatureSource
-from slipstream.training.records import Record
+from slipstream.training.records import Record, target_of
 from slipstream.training.replay import LANES, replay
 from slipstream.weights.open import open_checkpoint
 from slipstream.weights.references import resolve
@@ -82,21 +82,27 @@ def predictability(records: Iterable[Record]) -> dict[str, Predictability]:
 
 
 def of_drafter(
-    records: Iterable[Record], reference: str, folder: Path, found: dict[str, Predictability], draft_len: int = DRAFTED
+    records: Iterable[Record],
+    reference: str,
+    folder: Path,
+    found: dict[str, Predictability],
+    served: LoadOptions,
+    draft_len: int = DRAFTED,
 ) -> str:
     """What a drafter in a folder would reach on the answers of its target, added to what was `found`; returns its name.
 
-    Runs the target over the answers. Raises UsageError where none is the target's.
+    Runs the target over the answers, as it is `served`. Raises UsageError where none is the target's.
     """
     checkpoint = open_checkpoint(resolve(reference))
     config = read_config(checkpoint)
     opened = Folder.open(resolve(str(folder)), config)
-    examples, left_out = examples_of(records, fingerprint_of(config, checkpoint), min(config.context, LONGEST))
+    target = target_of(fingerprint_of(config, checkpoint), served.kv_format, served.quantization)
+    examples, left_out = examples_of(records, target, min(config.context, LONGEST))
     if not examples:
-        others = left_out["another target's"]
-        raise UsageError(f"no record is an answer of {reference} ({others} are of another target)")
+        raise UsageError(f"no record is an answer of {reference}; {told(left_out)}")
     longest = max(len(example.tokens) for example in examples)
-    options = LoadOptions(max_len=min(longest + 64, config.context), sequences=LANES, taps=opened.config.taps)
+    max_len = min(longest + 64, config.context)
+    options = replace(served, max_len=max_len, sequences=LANES, taps=opened.config.taps)
     model = load_model(reference, options)
     drafter = load_tapped_drafter(opened, model, ModelWeights(config, checkpoint))
     for replayed in replay(drafter, examples, draft_len, FeatureSource(model, opened.config.taps)):

@@ -42,7 +42,7 @@ class Record:
     tokens: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
     target: str = ""
-    """Fingerprint of the model that made the answer; empty: not known, so it must be made anew before training."""
+    """The model that made the answer, by `target_of`; empty: not known, so it must be made anew before training."""
     template: str = ""
     """Hash of the chat template."""
     tag: str = ""
@@ -70,6 +70,17 @@ class Record:
     def answered(self) -> int:
         """Tokens of all answers."""
         return sum(stop - start for start, stop in self.spans)
+
+
+def served_as(kv_cache_dtype: str, quantization: str) -> str:
+    """The flags of a target that is not served as its file has it; empty if it is."""
+    cache = f"--kv-cache-dtype {kv_cache_dtype}" if kv_cache_dtype != "bf16" else ""
+    return " ".join(filter(None, (cache, f"--quantization {quantization}" if quantization != "none" else "")))
+
+
+def target_of(fingerprint: str, kv_cache_dtype: str, quantization: str) -> str:
+    """What a target is called in records: its fingerprint, and how it is served. Other numbers give other answers."""
+    return f"{fingerprint} {served_as(kv_cache_dtype, quantization)}".rstrip()
 
 
 def settings_of(params: SamplingParams) -> dict[str, float]:

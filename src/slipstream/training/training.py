@@ -33,12 +33,13 @@ from slipstream.training.dataset import (
     examples_of,
     in_order,
     split,
+    told,
 )
 from slipstream.training.export import Layout
 from slipstream.training.features import FeatureSource
 from slipstream.training.kinds import KINDS, Kind, Wanted, shape_in
 from slipstream.training.parallel import Parallel
-from slipstream.training.records import Record
+from slipstream.training.records import Record, target_of
 from slipstream.training.resources import Meter, keep_memory_small
 from slipstream.training.sizes import DSPARK_BLOCK, Head, candidates, heads, taps_for
 from slipstream.training.sizing import PRIORS, Choice, Costs, Lesson, Shape, choose
@@ -102,6 +103,8 @@ class Prepared:
     heads: list[Head]
     """That the drafter may have."""
     left_out: dict[str, int]
+    generic_left_out: dict[str, int]
+    """Of either: why, and how many."""
 
 
 def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], options: TrainOptions) -> Prepared:
@@ -109,15 +112,19 @@ def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], op
     checkpoint = open_checkpoint(resolve(reference))
     parts = TargetParts.of(checkpoint)
     fingerprint = fingerprint_of(parts.config, checkpoint)
-    examples, left_out = examples_of(own, fingerprint, options.max_len)
-    if not examples and (foreign := left_out["another target's"]):
-        raise UsageError(f"all {foreign} records are another model's answers: import them with --regenerate")
+    target = target_of(fingerprint, options.kv_format, options.quantization)
+    examples, left_out = examples_of(own, target, options.max_len)
+    if not examples and any(left_out.values()):
+        raise UsageError(f"there is nothing to learn from: {told(left_out)}")
     chosen = split(examples, options.held_out)
-    others = apart_from(examples_of(generic, fingerprint, options.max_len)[0], chosen.held_out)
+    mixed, generic_left_out = examples_of(generic, target, options.max_len)
+    if not mixed and any(generic_left_out.values()):
+        raise UsageError(f"none of the generic records can be mixed in: {told(generic_left_out)}")
+    others = apart_from(mixed, chosen.held_out)
     tokenizer = load_tokenizer(checkpoint)
     always = [*tokenizer.eos, *tokenizer.special.values()]
     known = heads(chosen.train, options.draft_vocabulary, parts.config.vocabulary, always)
-    return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, known, left_out)
+    return Prepared(checkpoint, reference, fingerprint, parts, chosen, others, known, left_out, generic_left_out)
 
 
 def train(
@@ -344,6 +351,7 @@ def _card(
         "held_out_since": prepared.own.held_out[0].time,
         "newest": _newest(prepared),
         "left_out": prepared.left_out,
+        "generic_left_out": prepared.generic_left_out,
         "tags": sorted({example.tag for example in train}),
         "tokens_seen": curve.tokens[-1],
         "taps": list(kind.taps),
