@@ -12,9 +12,11 @@ import pytest
 
 from slipstream.engine import LoadOptions, load_model
 from slipstream.errors import UsageError
+from slipstream.kernels.native.packing import Quantization
 from slipstream.program import KVFormat
 from slipstream.training import training
 from slipstream.training.features import FeatureSource
+from slipstream.training.records import Record, target_of
 from slipstream.training.sizing import BYTES_A_WEIGHT
 from slipstream.training.store import TrafficStore
 from slipstream.training.target import bytes_served
@@ -27,9 +29,7 @@ def test_what_is_learned_from_are_the_numbers_of_serving(
     tiny_floats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the cache and the weights as they are served: hidden states are those, and no others."""
-    traffic = tmp_path / "t.db"
-    with TrafficStore(traffic) as store:
-        store.add(greedy_records(tiny_floats))
+    traffic = traffic_of(greedy_records(tiny_floats), tmp_path / "t.db", KVFormat.INT8, "int8")
     seen: list[tuple[Any, Any, tuple[int, ...]]] = []
     compute = FeatureSource.compute
 
@@ -53,20 +53,30 @@ def test_what_is_learned_from_are_the_numbers_of_serving(
     assert not same(LoadOptions(kv_format=KVFormat.INT8))
     assert not same(LoadOptions(quantization="int8"))
     with TrafficStore(traffic) as store:
-        prepared = prepare(str(tiny_floats), store.records(), [], OPTIONS)
+        prepared = prepare(str(tiny_floats), store.records(), [], replace(OPTIONS, **served))
     held = bytes_served(prepared.parts.config, prepared.checkpoint, "int8")
     assert card["share_of_the_targets_bytes"] == pytest.approx(BYTES_A_WEIGHT * card["parameters"] / held)
     model = load_model(str(tiny_floats), LoadOptions(quantization="int8"))
     assert held == pytest.approx(model.executable.weight_bytes, rel=0.02)
 
 
-def test_a_training_for_other_numbers_is_another_one(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+def traffic_of(records: list[Record], path: Path, kv_format: KVFormat, quantization: Quantization) -> Path:
+    """A traffic file of answers of a target that is served so."""
+    with TrafficStore(path) as store:
+        store.add([replace(one, target=target_of(one.target, kv_format, quantization)) for one in records])
+    return path
+
+
+def test_a_training_for_other_numbers_is_another_one(
+    tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path
+) -> None:
     (tmp_path / "d").mkdir()
     with TrafficStore(tiny_traffic) as store:
         prepared = prepare(str(tiny_gguf), store.records(), [], OPTIONS)
-    stopped = {"name": training._name(prepared, OPTIONS), "seconds": 1200.0, "rounds": 6, "planned": 6, "until": 0.0}
+    stopped = training._parts(prepared, OPTIONS) | {"seconds": 1200.0, "rounds": 6, "planned": 6, "until": 0.0}
     (tmp_path / "d" / "plan.json").write_text(json.dumps(stopped))
-    for other in ({"kv_format": KVFormat.INT8}, {"quantization": "int4"}):
-        with pytest.raises(UsageError, match="another training was stopped"):
-            trained(tiny_gguf, tiny_traffic, tmp_path / "d", **other)
+    for kv_format, quantization, other in ((KVFormat.INT8, "none", "cache"), (KVFormat.BF16, "int4", "weights")):
+        traffic = traffic_of(tiny_records, tmp_path / f"{other}.db", kv_format, quantization)
+        with pytest.raises(UsageError, match=f"another training was stopped in .*, with other {other}: "):
+            trained(tiny_gguf, traffic, tmp_path / "d", kv_format=kv_format, quantization=quantization)
     assert trained(tiny_gguf, tiny_traffic, tmp_path / "d")["schedule"]["rounds"] == 6

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slipstream.engine import Engine, LoadOptions, load_model
@@ -54,11 +55,23 @@ SCHEDULE = Schedule(1, round_tokens=1024, batch_tokens=256, uses=2, learning_rat
 OPTIONS = TrainOptions(rounds=6, schedule=SCHEDULE, held_out=0.2, threads=1, max_len=128)
 
 
-def trained(target: Path, traffic: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+def trained(target: Path, traffic: Path, folder: Path, generic: Path | None = None, **changes: Any) -> dict[str, Any]:
     options = replace(OPTIONS, **changes)
+    mixed: list[Record] = []
+    if generic is not None:
+        with TrafficStore(generic) as store:
+            mixed = list(store.records())
     with TrafficStore(traffic) as store:
-        prepared = prepare(str(target), store.records(), [], options)
+        prepared = prepare(str(target), store.records(), mixed, options)
     return train(prepared, options, folder)
+
+
+def other_prompts(records: list[Record], path: Path) -> Path:
+    """A traffic file of the same answers to prompts that nobody else has."""
+    rng = random.Random(5)
+    with TrafficStore(path) as store:
+        store.add([replace(one, tokens=(*rng.choices(range(65, 90), k=9), *one.tokens[9:])) for one in records])
+    return path
 
 
 @pytest.mark.parametrize(
@@ -197,13 +210,27 @@ from pathlib import Path
 import slipstream.training.trainer as trainer
 from tests.training.test_training import trained
 trainer.SAVE_EVERY = 0.0
-trained(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), rounds=12)
+kind, generic, start = sys.argv[4], *(Path(name) if name else None for name in sys.argv[5:])
+layout = "eagle3" if kind == "eagle3" else "speculators"
+wanted = {"rounds": 12, "kind": kind, "layout": layout, "generic": generic, "start_from": start}
+trained(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), **wanted)
 """
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
-    trained(tiny_gguf, tiny_traffic, tmp_path / "whole", rounds=12)
-    command = [sys.executable, "-c", PROGRAM, str(tiny_gguf), str(tiny_traffic), str(tmp_path / "killed")]
+@pytest.mark.parametrize(("kind", "mixed"), [("eagle3", False), ("dspark", False), ("eagle3", True)])
+def test_a_killed_training_goes_on_to_the_same_weights(
+    kind: str, mixed: bool, tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path
+) -> None:
+    """Of both kinds; from another drafter, with generic answers mixed in, too. What it took is counted together."""
+    wanted: dict[str, Any] = {"rounds": 12, "kind": kind, "layout": "eagle3" if kind == "eagle3" else "speculators"}
+    if mixed:
+        trained(tiny_gguf, tiny_traffic, tmp_path / "first", rounds=2)
+        wanted |= {"generic": other_prompts(tiny_records, tmp_path / "g.db"), "start_from": tmp_path / "first"}
+    trained(tiny_gguf, tiny_traffic, tmp_path / "whole", **wanted)
+    command = [
+        sys.executable, "-c", PROGRAM, str(tiny_gguf), str(tiny_traffic), str(tmp_path / "killed"), kind,
+        str(wanted.get("generic", "")), str(wanted.get("start_from", "")),
+    ]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": "."})
     state = tmp_path / "killed" / STATE
     deadline = time.monotonic() + 120
@@ -212,8 +239,14 @@ def test_a_killed_training_goes_on_to_the_same_weights(tiny_gguf: Path, tiny_tra
     assert process.poll() is None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    card = trained(tiny_gguf, tiny_traffic, tmp_path / "killed", rounds=12)
+    with safe_open(state, "pt") as file:
+        spent = json.loads((file.metadata() or {})["about"])["spent"]
+    begun = time.perf_counter()
+    card = trained(tiny_gguf, tiny_traffic, tmp_path / "killed", **wanted)
     assert card["resumed"]
+    assert card["wall_seconds"] > spent["wall_seconds"] > 0
+    assert card["wall_seconds"] - spent["wall_seconds"] < time.perf_counter() - begun
+    assert card["cpu_seconds"] > spent["cpu_seconds"]
     whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
@@ -252,6 +285,14 @@ def test_a_stopped_training_goes_on_when_there_is_more_traffic(
         store.add(tiny_records[50:])
         with pytest.raises(UsageError, match="another training was stopped"):
             train(prepare(str(tiny_gguf), store.records(), [], OPTIONS), replace(OPTIONS, rounds=4), folder)
+        same = list(store.records(Which(before=read_until(folder))))
+        for records, changes, said in (
+            (same[3:], {"rounds": 4}, r"with other traffic \(answers it learned from were deleted"),
+            (same, {"rounds": 5, "layers": 2}, "with other layers, rounds: "),
+        ):
+            options = replace(OPTIONS, **changes)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=said):
+                train(prepare(str(tiny_gguf), records, [], options), options, folder)
     card = some(4)
     assert card["resumed"]
     assert card["newest"] == tiny_records[49].time
@@ -310,6 +351,14 @@ def test_energy_is_read_where_the_machine_tells(tmp_path: Path) -> None:
     meter = Meter(tmp_path)
     (zone / "energy_uj").write_text("1500000\n")  # the counter began anew
     assert meter.report()["energy_joules"] == pytest.approx(2.5)
+    meter.go_on_from({"wall_seconds": 5.0, "cpu_seconds": 1e6, "peak_memory_bytes": 1 << 60, "energy_joules": 4.0})
+    found = meter.report()
+    assert found["energy_joules"] == pytest.approx(6.5)
+    assert found["peak_memory_bytes"] == 1 << 60
+    assert found["cpu_seconds"] > 1e6
+    assert found["wall_seconds"] > 5.0
+    meter.go_on_from({"energy_joules": None})  # as of another machine
+    assert meter.report()["energy_joules"] is None
     assert Meter(tmp_path / "nowhere").report()["energy_joules"] is None
 
 
@@ -363,8 +412,8 @@ def test_a_share_of_generic_answers_is_mixed_in(
     tiny_gguf: Path, tiny_traffic: Path, tiny_records: list[Record], tmp_path: Path
 ) -> None:
     """The card says so, and how many of them were left out and why."""
-    rng = random.Random(5)
-    generic = [replace(one, tokens=(*rng.choices(range(65, 90), k=9), *one.tokens[9:])) for one in tiny_records[:20]]
+    with TrafficStore(other_prompts(tiny_records[:20], tmp_path / "g.db")) as store:
+        generic = list(store.records())
     with TrafficStore(tiny_traffic) as store:
         prepared = prepare(str(tiny_gguf), store.records(), [*generic, replace(generic[0], target="x")], OPTIONS)
     assert len(prepared.generic) > 10

@@ -288,10 +288,11 @@ def _drafters(r: dict[str, Any]) -> str:
 
 
 def _training(r: dict[str, Any]) -> str:
+    checked = f"{r['checked_answers']} " if "checked_answers" in r else ""
     return (
         f"{r['kind']}, {r['parameters'] / 1e6:.1f} M parameters ({r['share_of_the_targets_bytes']:.1%} of the target's "
         f"bytes): {r['tokens_seen'] / 1e6:.2f} M tokens of answers seen in {r['minutes']:.1f} min, "
-        f"{r['peak_memory_bytes'] / 1e9:.1f} GB of memory; tau of {r['held_out_answers']} held-out answers about "
+        f"{r['peak_memory_bytes'] / 1e9:.1f} GB of memory; tau of {checked}held-out answers about "
         f"{r['tau_estimate']:.2f}, S foreseen {r['speedup_estimate']:.2f}"
     )
 

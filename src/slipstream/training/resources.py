@@ -29,11 +29,12 @@ def keep_memory_small() -> None:
 
 
 class Meter:
-    """Begins to count when it is made."""
+    """Begins to count when it is made, or with what a process before it had come to when it was stopped."""
 
     def __init__(self, powercap: Path = POWERCAP):
         """`powercap` is where Linux keeps the counters of energy (RAPL)."""
         self._begun, self._powercap = time.perf_counter(), powercap
+        self._before: dict[str, Any] = {}
         self._energy = self._joules()
 
     def _joules(self) -> dict[str, tuple[float, float]]:
@@ -50,14 +51,20 @@ class Meter:
             found[zone.name] = (used * 1e-6, most * 1e-6)
         return found
 
+    def go_on_from(self, before: dict[str, Any]) -> None:
+        """Count what a process had come to (its `report`) that was stopped and is gone on with."""
+        self._before = before
+
     def report(self) -> dict[str, Any]:
         """Keys: wall_seconds, cpu_seconds, peak_memory_bytes, energy_joules (None: the machine does not tell)."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         now = self._joules()
         energy = sum((now[name][0] - before) % most for name, (before, most) in self._energy.items() if name in now)
+        before = self._before
+        known = self._energy and before.get("energy_joules", 0.0) is not None
         return {
-            "wall_seconds": time.perf_counter() - self._begun,
-            "cpu_seconds": used.ru_utime + used.ru_stime,
-            "peak_memory_bytes": used.ru_maxrss * 1024,
-            "energy_joules": energy if self._energy else None,
+            "wall_seconds": time.perf_counter() - self._begun + before.get("wall_seconds", 0.0),
+            "cpu_seconds": used.ru_utime + used.ru_stime + before.get("cpu_seconds", 0.0),
+            "peak_memory_bytes": max(used.ru_maxrss * 1024, before.get("peak_memory_bytes", 0)),
+            "energy_joules": energy + before.get("energy_joules", 0.0) if known else None,
         }

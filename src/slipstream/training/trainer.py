@@ -20,6 +20,7 @@ from slipstream.errors import SlipstreamError, UsageError
 from slipstream.training.batches import Batch, Entry, Item, Ring, batches_of
 from slipstream.training.objectives import Agreement, Objective
 from slipstream.training.parallel import Parallel
+from slipstream.training.resources import Meter
 
 STATE = "state.training"
 """Safetensors, under a name by which nobody takes it for a drafter."""
@@ -79,10 +80,14 @@ class Trainer:
         name: str,
         tap_width: int,
         parallel: Parallel | None = None,
+        meter: Meter | None = None,
     ):
-        """`folder` keeps the state. `name` says what is trained on what: only its own state is gone on with."""
+        """`folder` keeps the state. `name` says what is trained on what: only its own state is gone on with, and then
+        `meter` goes on, too.
+        """
         self.objective, self.ring, self.schedule, self.folder = objective, ring, schedule, folder
         self._held_out, self._tap_width, self._parallel = held_out, tap_width, parallel or Parallel()
+        self._meter = meter or Meter()
         self._name = json.dumps({"name": name, **asdict(schedule)}, sort_keys=True)
         self.curve = Curve()
         self.round = self._step = 0
@@ -186,7 +191,10 @@ class Trainer:
             state = self._optimizer.state[parameter]
             tensors[f"weight.{name}"] = parameter.detach()
             tensors[f"mean.{name}"], tensors[f"square.{name}"] = state["exp_avg"], state["exp_avg_sq"]
-        about = {"round": self.round, "step": self._step, "seconds": self._seconds, "curve": asdict(self.curve)}
+        about = {
+            "round": self.round, "step": self._step, "seconds": self._seconds, "curve": asdict(self.curve),
+            "spent": self._meter.report(),
+        }  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.folder / f".{STATE}"
         save_file(tensors, scratch, {"name": self._name, "about": json.dumps(about)})
@@ -212,5 +220,6 @@ class Trainer:
                 }  # fmt: skip
         self.round, self._step, self._seconds = about["round"], about["step"], about["seconds"]
         self.curve = Curve(**about["curve"])
+        self._meter.go_on_from(about["spent"])
         self.ring.skip(self.round)
         return True

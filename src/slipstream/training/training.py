@@ -165,15 +165,15 @@ def train(
     tap_width = len(kind.taps) * prepared.parts.config.hidden
     held = _held_items(source, prepared.own.held_out)
 
-    def trainer(schedule: Schedule, fresh: Kind, at: Path) -> Trainer:
+    def trainer(schedule: Schedule, fresh: Kind, at: Path, meter: Meter | None = None) -> Trainer:
         order = in_order(prepared.own.train, prepared.generic, options.generic_share, schedule.seed)
         mine = (parallel.rank, parallel.processes)
         ring = Ring(source, order, schedule.round_tokens, schedule.uses, schedule.seed, mine)
-        return Trainer(fresh.objective, ring, held, schedule, at, _name(prepared, options), tap_width, parallel)
+        return Trainer(fresh.objective, ring, held, schedule, at, _name(prepared, options), tap_width, parallel, meter)
 
     schedule = _planned(prepared, options, folder, kind, trainer, first=not parallel.rank)
     schedule = replace(schedule, rounds=parallel.of_the_first(schedule.rounds))
-    running = trainer(schedule, kind, folder)
+    running = trainer(schedule, kind, folder, meter)
     drafting = choice.chosen.candidate.bytes
 
     def show(at: Progress) -> None:
@@ -245,14 +245,15 @@ def _planned(
 
     Of several processes the first one's counts, and is written down.
     """
-    plan, schedule, name = folder / PLAN, options.schedule, _name(prepared, options)
-    wanted: dict[str, Any] = {"name": name, "seconds": options.seconds, "rounds": options.rounds}
+    plan, schedule = folder / PLAN, options.schedule
+    wanted: dict[str, Any] = {**_parts(prepared, options), "seconds": options.seconds, "rounds": options.rounds}
     if plan.is_file():
         known = json.loads(plan.read_text())
-        if {key: known.get(key) for key in wanted} != wanted:
+        if changed := [key for key in wanted if known.get(key) != wanted[key]]:
+            gone = "answers it learned from were deleted, or made room: bounds of --record"
             raise UsageError(
-                f"another training was stopped in {folder} (of other traffic, or with other settings): go on with that "
-                f"one, or delete {plan} to begin anew"
+                f"another training was stopped in {folder}, with other {', '.join(changed)}"
+                f"{f' ({gone})' if 'traffic' in changed else ''}: go on with that one, or delete {plan} to begin anew"
             )
         return replace(schedule, rounds=int(known["planned"]))
     rounds = options.rounds or _affordable(options, folder, kind, trainer)
@@ -316,13 +317,19 @@ def _held_items(source: FeatureSource, held_out: Sequence[Example]) -> list[Item
 
 
 def _name(prepared: Prepared, options: TrainOptions) -> str:
-    """Names what is trained on what: everything but the schedule that decides the weights."""
-    parts = (
-        options.kind, prepared.fingerprint, data_fingerprint(prepared.own.train), data_fingerprint(prepared.generic),
-        options.generic_share, options.draft_vocabulary, str(options.start_from or ""), options.taps or "",
-        options.layers or "", options.kv_format, options.quantization,
-    )  # fmt: skip
-    return " ".join(map(str, parts))
+    """Names what is trained on what."""
+    return " ".join(_parts(prepared, options).values())
+
+
+def _parts(prepared: Prepared, options: TrainOptions) -> dict[str, str]:
+    """Everything but the schedule that decides the weights."""
+    parts = {
+        "kind": options.kind, "target": prepared.fingerprint, "traffic": data_fingerprint(prepared.own.train),
+        "generic traffic": data_fingerprint(prepared.generic), "generic share": options.generic_share,
+        "head": options.draft_vocabulary, "beginning": options.start_from or "", "taps": options.taps or "",
+        "layers": options.layers or "", "cache": options.kv_format, "weights": options.quantization,
+    }  # fmt: skip
+    return {name: str(value) for name, value in parts.items()}
 
 
 def _card(
@@ -348,6 +355,7 @@ def _card(
         "answers": len(train),
         "answer_tokens": sum(example.answered for example in train),
         "held_out_answers": len(prepared.own.held_out),
+        "checked_answers": min(CHECKED, len(prepared.own.held_out)),
         "held_out_since": prepared.own.held_out[0].time,
         "newest": _newest(prepared),
         "left_out": prepared.left_out,
