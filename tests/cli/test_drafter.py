@@ -50,6 +50,7 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tmp_path: Path) -> None:
     common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
     out = run("drafter", "train", *common, "--out", str(folder), "--kind", kind, *TRAIN)
     assert out.returncode == 0, out.stderr
+    assert ("say --layout speculators" in out.stderr) == (kind == "eagle3"), "a target of two layers has no usual taps"
     assert "tau of held-out answers" in out.stdout
     assert "sizes, as foreseen" in out.stdout
     (card,) = json.loads(run("drafter", "list", str(tmp_path), "--json").stdout)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.training.logs import Exchange, LogError, _line, read_log, row_of
+from slipstream.training.logs import Exchange, LogError, Unread, _line, read_log, row_of
 from slipstream.training.records import Record
 from slipstream.training.tables import read_parquet, write_parquet
 from tests.training.test_store import record
@@ -74,6 +74,13 @@ def test_dates_and_damage(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl.gz").write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
     with pytest.raises(LogError):
         list(read_log(tmp_path / "log.jsonl.gz"))
+    lines = "\n".join(json.dumps({"prompt": random.Random(n).randbytes(99).hex()}) for n in range(2000))
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(lines.encode())[:-20_000])  # half written
+    *before, last = read_log(tmp_path / "log.jsonl.gz")
+    assert len(before) > 1000
+    assert all(isinstance(item, Exchange) for item in before)
+    assert isinstance(last, Unread)
+    assert (last.line, "nor what follows" in last.problem) == (len(before) + 1, True)
 
 
 def test_every_answer_of_a_conversation_counts(tmp_path: Path) -> None:
@@ -86,12 +93,18 @@ def test_every_answer_of_a_conversation_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ["[1]", "{", '{"messages": 5}', '{"messages": [{"role": "king", "content": "x"}]}', '{"what": 1}',
             '{"tokens": [1, -2, 3], "spans": [[1, 2]]}', '{"tokens": [1, 2], "spans": [[0, 2]]}',
-            '{"tokens": [1, 2], "spans": [[1, 9]]}', '{"request": 4, "response": {}}', "[" * 5000]
+            '{"tokens": [1, 2], "spans": [[1, 9]]}', '{"request": 4, "response": {}}', "[" * 5000,
+            '{"prompt": "x", "stop": [4]}', '{"prompt": "x", "top_p": ' + "9" * 400 + "}", "x" * ((16 << 20) + 9)]
 )  # fmt: skip
 def test_what_is_none_says_where(tmp_path: Path, row: str) -> None:
-    (tmp_path / "log.jsonl").write_text('{"prompt": "fine"}\n\n' + row)
-    with pytest.raises(LogError, match=r"log\.jsonl, line 3: "):
-        list(read_log(tmp_path / "log.jsonl"))
+    """And brings nothing; all around it is read."""
+    (tmp_path / "log.jsonl").write_text('{"prompt": "fine"}\n\n' + row + '\n{"prompt": "fine, too"}')
+    first, bad, last = read_log(tmp_path / "log.jsonl")
+    assert isinstance(first, Exchange)
+    assert isinstance(bad, Unread)
+    assert bad.line == 3
+    assert isinstance(last, Exchange)
+    assert last.prompt == "fine, too"
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
@@ -113,9 +126,9 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     )
 )  # fmt: skip
 @settings(max_examples=400, deadline=None)
-def test_nothing_but_log_errors(value: Any) -> None:
-    with contextlib.suppress(LogError):
-        list(_line(json.dumps(value).encode(), "here"))
+def test_any_line_is_read_or_told_of(value: Any) -> None:
+    for texts in (False, True):
+        list(_line(json.dumps(value).encode(), 1, texts=texts))
 
 
 def test_records_go_out_and_come_back(tmp_path: Path) -> None:
@@ -152,3 +165,38 @@ def test_whether_an_answer_was_cut_off_is_known(tmp_path: Path) -> None:
         return {"request": {"messages": [{"role": "user", "content": "x"}]}, "response": said}
 
     assert [exchange.cut for exchange in read(tmp_path / "l.jsonl", row("length"), row("stop"))] == [True, False]
+
+
+def test_every_choice_is_an_answer(tmp_path: Path) -> None:
+    """Of n > 1, each with a name of its own; one is called as its request is."""
+    said = [{"text": "a", "finish_reason": "stop"}, {"text": "b", "finish_reason": "length"}, {"text": None}]
+    row = {"custom_id": "r", "body": {"prompt": "p", "n": 3}, "response": {"choices": said}}
+    assert [(e.request, e.answer, e.cut) for e in read(tmp_path / "l.jsonl", row)] == [
+        ("r/0", "a", False), ("r/1", "b", True), ("r/2", None, False),
+    ]  # fmt: skip
+    (one,) = read(tmp_path / "l.jsonl", row | {"response": {"choices": said[:1]}})
+    assert one.request == "r"
+
+
+def test_stops_are_read_to_answer_with(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "stop": stop} for stop in ("x", ["x", "y"], None)]
+    assert [e.stop for e in read(tmp_path / "l.jsonl", *rows)] == [("x",), ("x", "y"), ()]
+
+
+def test_text_is_taken_for_another_target(tmp_path: Path) -> None:
+    """Of rows that have both; without it they are records still."""
+    chat = [*CHAT, {"role": "assistant", "content": "a"}]
+    kept = record(1)
+    rows = [row_of(kept) | text for text in ({"messages": chat}, {"prompt": "p", "completion": "c"}, {})]
+    (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first, second, third = read_log(tmp_path / "l.jsonl", texts=True)
+    assert isinstance(first, Exchange)
+    assert isinstance(second, Exchange)
+    assert ([*first.messages], first.answer) == (CHAT, None)
+    assert (second.prompt, second.answer) == ("p", None)
+    for found in (first, second):
+        assert (found.request, found.time, found.tag, found.settings) == (
+            kept.request, kept.time, kept.tag, kept.settings
+        )  # fmt: skip
+    assert third == kept
+    assert list(read_log(tmp_path / "l.jsonl")) == [kept] * 3

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slipstream.training.predictability import predictability
+from slipstream.training.predictability import counted, predictability
 from slipstream.training.records import Record
 
 
@@ -40,3 +40,10 @@ def test_a_token_is_drafted_from_earlier_ones_only() -> None:
     twice = predictability(answers([tokens, tokens]))[""]
     assert twice.steps["ngram"] == 598
     assert 300 < twice.steps["suffix"] < 345
+
+
+def test_whoever_waits_is_told_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    records = answers([[7, 8, 9]] * 3)
+    assert predictability(counted(records, 3, lambda *at: told.append(at)))[""].records == 3
+    assert told == [(1, 3), (2, 3), (3, 3)]

@@ -123,6 +123,13 @@ def train(
         prepared = prepare(model, records, others, options)
         if generic is not None and not prepared.generic:
             raise UsageError(f"--generic: {generic} has no answer to a prompt that is not held out")
+        if options.layout == "eagle3" and prepared.unusual_taps(options.taps):
+            bar.close()
+            print(
+                "the layout eagle3 does not say whether layers are those whose inputs or whose outputs are read: for "
+                "other engines say --layout speculators",
+                file=sys.stderr,
+            )
         if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
             run(prepared, options, out, about=described({}))
             return

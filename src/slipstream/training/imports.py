@@ -98,9 +98,7 @@ class Importer:
             else:
                 yield item if item.time else replace(item, time=self.written + APART * place)
 
-    def anew(
-        self, items: Iterable[Item], params: SamplingParams, most_tokens: int, progress: Progress
-    ) -> Imported:
+    def anew(self, items: Iterable[Item], params: SamplingParams, most_tokens: int, progress: Progress) -> Imported:
         """Have the target answer, until its answers have `most_tokens`. Needs a model with room for many sequences.
 
         `params` are settings for exchanges that name none; one that has been answered before is not asked again.
@@ -139,24 +137,25 @@ class Importer:
     def _askable(
         self, items: Iterable[Item], params: SamplingParams, done: Imported
     ) -> Iterator[tuple[Exchange, list[int], SamplingParams]]:
+        asked: set[int] = set()
         for item in self._timed(items, done):
             if isinstance(item, Record):
-                raise UsageError(
-                    "records have no text to be answered anew; import them as they are, or export them with --model"
-                )
+                done.refuse("a record has no text to be answered anew; import it as it is, or export it with --model")
+                continue
             prompt = self._prompt(item, done)
             if prompt is None:
                 continue
-            if self.store.answered(item.request, self.target, prompt):
+            seed = _seed_of(item.request, prompt)
+            if seed in asked or self.store.answered(item.request, self.target, prompt):
                 done.known += 1
                 continue
             longest = min(item.max_tokens or params.max_tokens or MOST_ANSWER, self.model.max_len - len(prompt))
             try:
-                seed = _seed_of(item.request, prompt)
                 chosen = replace(params, **sampled_with(item.settings), max_tokens=longest, seed=seed, stop=item.stop)
             except UsageError as error:
                 done.refuse(str(error))
                 continue
+            asked.add(seed)
             yield item, prompt, chosen
 
     def _prompt(self, exchange: Exchange, done: Imported) -> list[int] | None:

@@ -7,9 +7,11 @@ in order of time, so that suffix drafting knows what it would have known.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slipstream.engine import LoadOptions, load_model
 from slipstream.engine.drafters import Folder, load_tapped_drafter
@@ -31,6 +33,15 @@ WORTH = 0.3
 GRAM = 4
 DRAFTED, LONGEST = 5, 4096
 """Tokens of a neural draft, and of the longest answer that it is replayed on, its prompt included."""
+
+Item = TypeVar("Item")
+
+
+def counted(items: Iterable[Item], total: int, progress: Callable[[int, int], None]) -> Iterator[Item]:
+    """The items, telling of each that it was taken."""
+    for number, item in enumerate(items, 1):
+        yield item
+        progress(number, total)
 
 
 @dataclass
@@ -87,6 +98,7 @@ def of_drafter(
     folder: Path,
     found: dict[str, Predictability],
     served: LoadOptions,
+    progress: Callable[[str, int, int], None],
     draft_len: int = DRAFTED,
 ) -> str:
     """What a drafter in a folder would reach on the answers of its target, added to what was `found`; returns its name.
@@ -103,9 +115,10 @@ def of_drafter(
     longest = max(len(example.tokens) for example in examples)
     max_len = min(longest + 64, config.context)
     options = replace(served, max_len=max_len, sequences=LANES, taps=opened.config.taps)
-    model = load_model(reference, options)
+    model = load_model(reference, options, progress)
     drafter = load_tapped_drafter(opened, model, ModelWeights(config, checkpoint))
-    for replayed in replay(drafter, examples, draft_len, FeatureSource(model, opened.config.taps)):
+    shown = counted(examples, len(examples), partial(progress, "replaying the drafter"))
+    for replayed in replay(drafter, shown, draft_len, FeatureSource(model, opened.config.taps)):
         mine = found.setdefault(replayed.tag, Predictability())
         mine.drafts.setdefault(drafter.name, Counts()).merge(replayed.counts)
         mine.steps[drafter.name] = mine.steps.get(drafter.name, 0) + replayed.steps

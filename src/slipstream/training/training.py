@@ -21,6 +21,7 @@ from slipstream.errors import UsageError
 from slipstream.program import KVFormat, StepShape
 from slipstream.roofline.cost import CostModel
 from slipstream.speculation.card import Card, fingerprint_of, write_card
+from slipstream.speculation.eagle3_model import default_taps
 from slipstream.text import load_tokenizer
 from slipstream.training.batches import GAP, Item, Ring
 from slipstream.training.curves import write_curves
@@ -105,6 +106,11 @@ class Prepared:
     left_out: dict[str, int]
     generic_left_out: dict[str, int]
     """Of either: why, and how many."""
+
+    def unusual_taps(self, wanted: tuple[int, ...]) -> bool:
+        """Whether a drafter would read other layers than the paper's."""
+        layers = self.parts.config.layers
+        return taps_for(layers, wanted) != default_taps(layers)
 
 
 def prepare(reference: str, own: Iterable[Record], generic: Iterable[Record], options: TrainOptions) -> Prepared:
