@@ -17,13 +17,16 @@ from typing import Any
 import httpx
 import pytest
 
+from slipstream.cli import drafter_deploy
 from slipstream.cli.drafter_deploy import Retraining, _renew
 from slipstream.errors import SlipstreamError, UsageError
 from slipstream.speculation.dspark_model import read_dspark
 from slipstream.training import idle
 from slipstream.training.drift import drift
 from slipstream.training.idle import run_when_idle
+from slipstream.training.records import Record
 from slipstream.training.remote import Server
+from slipstream.training.store import TrafficStore
 from slipstream.weights.open import open_checkpoint
 from tests.serving.conftest import start, stop
 from tests.speculation.folders import dspark_folder, eagle3_folder
@@ -246,6 +249,40 @@ def test_only_what_is_surely_better_is_deployed(
         assert command[0] == "eval"
         assert "--serve-limit 0" in " ".join(command)
         assert ("--against at/present" in " ".join(command)) == (present is not None)
+
+
+@pytest.mark.parametrize(
+    ("auto", "late", "least", "trains"),
+    [(True, 0.35, 1 << 40, True), (True, 0.6, 1 << 40, False), (True, 0.6, 1000, True), (False, 0.35, 1, False)],
+)
+def test_drift_is_a_reason_to_train(
+    auto: bool, late: float, least: int, trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """As are many new tokens, where it is told to; what was trained before knows nothing of either."""
+    rng, path = random.Random(0), tmp_path / "t.db"
+    with TrafficStore(path) as store:
+        for number in range(600):
+            tag, steps = served("maths", 0.6 if number < 480 else late, rng)
+            tokens = (1, *range(sum(steps)))
+            spans = ((1, len(tokens)),)
+            store.add([Record(tokens, spans, "t", tag=tag, time=1e9 + number, request=str(number), steps=tuple(steps))])
+    asked = list[Path]()
+    monkeypatch.setattr(drafter_deploy, "_renew", lambda at, model, traffic, *rest: asked.append(traffic))
+    monkeypatch.setattr(Retraining, "like", classmethod(lambda cls, *rest: cls((), ())))
+    monkeypatch.setattr(Server, "drafter", lambda self: {})
+    monkeypatch.setattr(signal, "signal", lambda *rest: None)
+    told: dict[str, Any] = {"auto": auto, "least_tokens": least, "once": True, "json_output": True}
+    drafter_deploy.watch("model", path, out=tmp_path / "drafters", **told)
+    assert asked == [path] * trains
+    (tag,) = json.loads(capsys.readouterr().out)["tags"]
+    assert tag["drifted"] is (late < 0.6)
+    card = tmp_path / "drafters" / "newest" / "training-card.json"
+    card.parent.mkdir(parents=True)
+    card.write_text(json.dumps({"newest": 2e9}))
+    asked.clear()
+    drafter_deploy.watch("model", path, out=tmp_path / "drafters", **told)
+    assert asked == []
 
 
 def test_a_successor_is_as_the_drafter_at_work(
