@@ -121,6 +121,7 @@ def test_bench_spec(tiny_gguf: Path, tmp_path: Path) -> None:
     overheads = json.loads(file.read_text())["overheads"]
     assert overheads["pass"]["median"] > 0
     assert overheads["silent_drafters"]["median"] > 0
+    assert overheads["unasked_drafter"]["median"] > 0
     assert "drafters that never draft take" in run("bench", "table", str(tmp_path)).stdout
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from slipstream.bench.machine import spread
 from slipstream.engine import Engine, Model
+from slipstream.engine.drafters import with_taps
 from slipstream.engine.flight import Flight
 from slipstream.errors import UsageError
 from slipstream.program import BLOCK_SLOTS, Draft
 from slipstream.program.sampling import SamplingParams
 from slipstream.roofline.cost import CostModel
+from slipstream.scheduling import Offer, SpanPlan
 from slipstream.scheduling import Sequence as Answer
-from slipstream.scheduling import SpanPlan
 from slipstream.speculation import Ask, Controller, Drafter, SuffixDrafter
 
 TOKENS, TURNS = 160, 16
@@ -32,6 +33,15 @@ class _Silent(SuffixDrafter):
         return None
 
 
+class _Unasked(Controller):
+    """Has a neural drafter keep what it keeps, and never asks it."""
+
+    def offers(self, eligible: Sequence[Answer], cost: CostModel) -> dict[int, Offer]:
+        """None, and none for a while."""
+        self.asleep = TOKENS
+        return {}
+
+
 def overheads(
     model: Model,
     cost: CostModel,
@@ -40,23 +50,31 @@ def overheads(
     params: SamplingParams,
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Keys: silent_drafters (time of plain decoding with drafters that never draft, over time without any) and, with a
-    neural drafter, pass (c: a pass over a plain step of the target run right after it, the host's work in both).
+    """Keys: silent_drafters (time of plain decoding with drafters of text that never draft, over time without any) and,
+    with a neural drafter, unasked_drafter (the same of that one, which keeps what it would need) and pass (c: a pass
+    over a plain step of the target run right after it, the host's work in both).
 
     `progress` is told percents.
     """
-    with_silent = Engine(model, cost, controller=Controller([_Silent()]), prefix_cache=False)
-    without = Engine(model, cost, prefix_cache=False)
-    ratios = []
+    bare = with_taps(model, ())
+    without = Engine(bare, cost, prefix_cache=False)
+    beside = {"silent_drafters": Engine(bare, cost, controller=Controller([_Silent()]), prefix_cache=False)}
+    if (neural := controller.neural) is not None:
+        keeping = _Unasked([neural])
+        beside["unasked_drafter"] = Engine(
+            model, cost, controller=keeping, prefix_cache=False, ahead=False if neural.needs.taps else None
+        )
+    ratios: dict[str, list[float]] = {name: [] for name in beside}
     if not prompts:
         raise UsageError("no prompt fits into the context together with its answer")
     for turn in range(TURNS):
         prompt = prompts[turn % len(prompts)]
-        took = {engine: _seconds(engine, prompt) for engine in ((with_silent, without)[:: 1 if turn % 2 else -1])}
-        ratios.append(took[with_silent] / took[without])
+        took = {engine: _seconds(engine, prompt) for engine in (without, *beside.values())[:: 1 if turn % 2 else -1]}
+        for name, engine in beside.items():
+            ratios[name].append(took[engine] / took[without])
         progress((turn + 1) * 50 // TURNS)
-    result: dict[str, Any] = {"silent_drafters": spread(ratios)}
-    if controller.neural is not None:
+    result: dict[str, Any] = {name: spread(found) for name, found in ratios.items()}
+    if neural is not None:
         engine = Engine(model, cost, controller=controller, ahead=False)
         engine.drafting.resting = True
         shares = []
@@ -64,7 +82,7 @@ def overheads(
             engine.add(prompt, params)
             while engine.busy:
                 engine.step()
-                shares += _pass_beside_a_step(engine, controller.neural)
+                shares += _pass_beside_a_step(engine, neural)
             progress(50 + (done + 1) * 50 // len(prompts))
         result["pass"] = spread(shares)
     return result

@@ -177,6 +177,8 @@ def _spec(r: dict[str, Any]) -> str:
         cost += f" ({passes['median']:.3f} beside a plain step after each round)"
     if "overheads" in r:
         cost += f"; drafters that never draft take {r['overheads']['silent_drafters']['median'] - 1:+.1%} of a step"
+        if (unasked := r["overheads"].get("unasked_drafter")) is not None:
+            cost += f", the drafter that is not asked {unasked['median'] - 1:+.1%}"
     drawn = f", drafts drawn {r['drawing']}" if r.get("drawing") else ""
     same = "answers those of plain decoding" if r["identical"] else "answers NOT those of plain decoding"
     return (

@@ -155,6 +155,8 @@ def _table(result: dict[str, Any]) -> None:
     print(f"mean S {result['mean_speedup']:.3f}, least {result['least_speedup']:.3f}; answers are {same}")
     if found := result.get("overheads"):
         print(f"drafters that never draft: {found['silent_drafters']['median']:.3f} of the time without drafters")
+        if found.get("unasked_drafter"):
+            print(f"the drafter, never asked: {found['unasked_drafter']['median']:.3f} of it")
         if found.get("pass"):
             print(f"a pass of the drafter, each beside a plain step right after it: c = {found['pass']['median']:.3f}")
     if measured := result.get("measured_costs"):
