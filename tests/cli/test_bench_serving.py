@@ -138,4 +138,5 @@ def test_what_recording_costs(tiny_gguf: Path, tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert report["recorded"] == 6
     assert report["recording"]["median"] > 0
+    assert min(report["server_us_a_token"], report["server_us_a_token_without"]) >= 0.0
     assert "| recording traffic, " in results_table(tmp_path)

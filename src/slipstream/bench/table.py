@@ -228,7 +228,17 @@ def _record(r: dict[str, Any]) -> str:
     return (
         f"{r['streams']} streams, {r['prompt']} in, {r['answer']} out: {r['tok_s']:.0f} tokens/s with --record, "
         f"{r['tok_s_without']:.0f} without, x {turns['median']:.3f} (turns {turns['min']:.3f}-{turns['max']:.3f}); "
-        f"{r['recorded']} answers take {r['bytes'] / 1e3:.0f} kB"
+        f"{_recorders_work(r)}{r['recorded']} answers take {r['bytes'] / 1e3:.0f} kB"
+    )
+
+
+def _recorders_work(r: dict[str, Any]) -> str:
+    if "server_us_a_token" not in r:  # records of before it was measured
+        return ""
+    more = r["server_us_a_token"] - r["server_us_a_token_without"]
+    return (
+        f"the server's process takes {r['server_us_a_token']:.1f} us of a processor a token, {more:+.1f} for it "
+        f"({more * r['tok_s_without'] / 1e6:.2%} of one processor at that speed); "
     )
 
 

@@ -216,5 +216,6 @@ def record(
         print(
             f"{result['tok_s']:.0f} tokens/s with recording, {result['tok_s_without']:.0f} without: "
             f"{spread['median']:.3f} times (turns {spread['min']:.3f}-{spread['max']:.3f}); "
-            f"{result['recorded']} answers in {result['bytes'] / 1e3:.0f} kB"
+            f"{result['recorded']} answers in {result['bytes'] / 1e3:.0f} kB; the server's process takes "
+            f"{result['server_us_a_token']:.0f} us a token, {result['server_us_a_token_without']:.0f} without"
         )
