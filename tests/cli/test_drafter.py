@@ -45,13 +45,15 @@ TRAIN = (
 def test_train_and_eval(kind: str, tiny_gguf: Path, tmp_path: Path) -> None:
     tiny_traffic = tmp_path / "traffic.db"
     with TrafficStore(tiny_traffic) as store:  # with a beginning of more than one block, as of a system message
-        store.add(greedy_records(tiny_gguf, b"You are a teacher of mathematics. Be kind. "))
+        records = greedy_records(tiny_gguf, b"You are a teacher of mathematics. Be kind. ")
+        store.add([*records, replace(records[0], target="another")])
     folder, report, figure = tmp_path / "mine", tmp_path / "eval.json", tmp_path / "eval.svg"
     common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
     out = run("drafter", "train", *common, "--out", str(folder), "--kind", kind, *TRAIN)
     assert out.returncode == 0, out.stderr
     assert ("say --layout speculators" in out.stderr) == (kind == "eagle3"), "a target of two layers has no usual taps"
     assert "tau of held-out answers" in out.stdout
+    assert f"{tiny_traffic}: left out of what is learned: 1 another target's" in out.stderr
     assert "sizes, as foreseen" in out.stdout
     (card,) = json.loads(run("drafter", "list", str(tmp_path), "--json").stdout)
     assert (card["folder"], card["kind"]) == (str(folder), kind)
@@ -60,6 +62,7 @@ def test_train_and_eval(kind: str, tiny_gguf: Path, tmp_path: Path) -> None:
     assert card["machine"]["cores"] > 0
     written = run("bench", "table", str(tmp_path)).stdout
     (row,) = (line for line in written.splitlines() if line.startswith(f"| training, {tiny_gguf} | {kind}, "))
+    assert f"tau of {card['checked_answers']} held-out answers" in row
     assert f"S foreseen {card['speedup_estimate']:.2f} | {card['date']} | `{card['command']}` |" in row
     assert "mine" in run("drafter", "list", str(tmp_path)).stdout
     measured = run(
@@ -164,6 +167,11 @@ def test_for_a_target_that_is_served_in_other_precision(tiny_floats: Path, tmp_p
     more = ("--traffic", str(db), "--generic", str(nothing), "--out", str(tmp_path / "more"))
     asked = run("drafter", "train", *common, *more, *TRAIN)
     assert (asked.returncode, "generic records can be mixed in: 24 are of another" in asked.stderr) == (2, True)
+    with TrafficStore(tmp_path / "held.db") as store:
+        store.add(sorted(records, key=lambda record: record.time)[-1:])
+    more = ("--traffic", str(db), "--generic", str(tmp_path / "held.db"), "--out", str(tmp_path / "more"))
+    asked = run("drafter", "train", *common, *more, *TRAIN)
+    assert (asked.returncode, "no answer to a prompt that is not held out" in asked.stderr) == (2, True), asked.stderr
 
 
 def test_what_the_present_drafter_would_reach(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_data_from_public_sets(tmp_path: Path) -> None:
         "test": [{"question": f"q{n}", "answer": "#### 1"} for n in range(3, 9)],
         "bench": [
             *({"category": c, "turns": [f"say {c}", "again"]} for c in ("qa", "math_reasoning", "translation")),
+            *({"category": "qa", "turns": [f"Go on:  {n}   {words}"]} for n in range(300)),
             {"category": "code", "turns": ["Please write:  def  f():\n\n\n# done"]},
         ],
         "ifeval": [{"key": 1, "prompt": "write"}],
@@ -82,7 +83,12 @@ def test_data_from_public_sets(tmp_path: Path) -> None:
              for path in (tmp_path / "data").iterdir()}  # fmt: skip
     assert [row["question"] for row in found["maths"]] == ["q0", "q1", "q2", "q3", "q4"]
     assert [row["question"] for row in found["maths-later"]] == ["q5", "q6", "q7", "q8"]
-    assert {row["messages"][0]["content"] for row in found["mixed"]} == {"say qa", "say translation", "write"}
+    mixed = {row["messages"][0]["content"] for row in found["mixed"]}
+    others = {text for text in mixed if text.startswith("Go on:")}
+    assert mixed - others == {"say qa", "say translation", "write"}
+    asked = ["".join(row["prompt"].split()) for row in found["foreign-wiki"]]
+    assert 0 < len(others) <= 100
+    assert not any(one in "".join(text.split()) for text in others for one in asked)
     assert "def f" in found["foreign-code"][0]["messages"][0]["content"]
     assert len(found["foreign-wiki"]) == 200
     assert len(found["foreign-wiki"][0]["prompt"].split()) == 48

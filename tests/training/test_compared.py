@@ -66,3 +66,5 @@ def test_only_evaluations_are_drawn(tmp_path: Path) -> None:
     assert run("drafter", "figure", *out).returncode == 2
     with pytest.raises(UsageError, match="drafter eval"):
         compared([])
+    with pytest.raises(UsageError, match="--serve-limit 0"):
+        compared([report("maths", 2.0, 200.0) | {"served": None}])

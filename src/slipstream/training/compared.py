@@ -15,6 +15,8 @@ GAP = 8
 
 def compared(reports: Sequence[dict[str, Any]]) -> str:
     """One row of charts for each report, all on the same scales. Raises UsageError for what is no evaluation."""
+    if any(report.get("served", ...) is None for report in reports):
+        raise UsageError("an evaluation with --serve-limit 0 has no tokens a second to draw; measure it without")
     try:
         drawn = [(_taus(report), _rates(report)) for report in reports]
         tau_reach = max(bar.high or bar.value for taus, _ in drawn for bar in taus)
