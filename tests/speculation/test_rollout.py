@@ -272,9 +272,11 @@ def test_who_drafts_for_all_is_judged_by_its_first_answers_there(tiny_gguf: Path
         for place in range(2 * REMEMBERED):
             (answer,) = answers_of(1, place)
             rollout.offers([answer], SLOW)
+            neural = rollout.owner(answer).neural
+            assert neural is not None
             held = 3 if easy_first and place <= REMEMBERED else 0
             for _ in range(20):
-                rollout.landed(answer, Draft.chain([1] * 4, [0] * 4, "eagle3"), range(held), ended=False)
+                rollout.landed(answer, Draft.chain([1] * 4, [0] * 4, neural.name), range(held), ended=False)
             rollout.free(answer)
         assert (rollout.outcome is None) is easy_first
 
