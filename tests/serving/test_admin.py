@@ -69,6 +69,16 @@ def wait_until_well(server: Server) -> None:
     time.sleep(1.5)
 
 
+def start_again(server: Server) -> None:
+    """Kill the engine, and wait for the next one."""
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while admin(server)[1]["rollout"] is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    wait_until_well(server)
+
+
 def test_who_may(server: Server) -> None:
     assert admin(server, key=USER)[0] == 403
     assert admin(server, key="sk-nobody-at-all")[0] == 401
@@ -200,12 +210,7 @@ def test_a_drafter_that_was_taken_back_stays_back(server: Server, tmp_path: Path
     folder = eagle3_folder(tmp_path / "drafter")
     assert admin(server, {"stage": "all", "drafter": str(folder)})[0] == 200
     assert admin(server, {"stage": "back"})[0] == 200
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while admin(server)[1]["rollout"] is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    wait_until_well(server)
+    start_again(server)
     assert complete(server, 1)
     assert admin(server)[1]["rollout"] is None
 
@@ -228,12 +233,7 @@ def test_what_brings_nothing_is_taken_back_by_itself(server: Server, tmp_path: P
             break
     assert "tau 1.0" in outcome
     assert stages()["back"] == "1.0"
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while admin(server)[1]["rollout"] is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    wait_until_well(server)
+    start_again(server)
     assert admin(server)[1]["rollout"] is None
     assert complete(server, 1)
 

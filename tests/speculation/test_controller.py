@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,8 +15,6 @@ from slipstream.scheduling import Plan, SpanPlan
 from slipstream.scheduling import Sequence as Answer
 from slipstream.scheduling.drafts import Prices, allot
 from slipstream.speculation import Ask, Controller, Drafter, GrammarDrafter
-from slipstream.speculation.acceptance import AnswerAcceptance, PositionAcceptance
-from slipstream.speculation.card import Card
 from slipstream.speculation.chains import PassClock
 from slipstream.speculation.controller import (
     FIRST_PAUSE,
@@ -284,54 +281,6 @@ def test_a_kind_of_traffic_that_goes_on_is_not_forgotten() -> None:
     assert len(controller._known) == MOST_KNOWN
 
 
-def test_a_drafter_that_breaks_its_promise_is_named() -> None:
-    for tau, chance in ((3.5, 0.05), (3.5, 0.9)):
-        controller = Controller([Luck()], Card(tau=tau))
-        play = Play(controller)
-        for _ in range(300):
-            controller.offers([play.answer], COST)
-            if id(play.answer) not in controller._ready:
-                play.answer.tokens.append(1)
-                continue
-            draft = controller.draft(Plan([SpanPlan(play.answer, 1, 4)], [], [], [], []))[id(play.answer)]
-            held = 0
-            while held < len(draft) and play.random.random() < chance:
-                held += 1
-            for _ in range(60):
-                controller.landed(play.answer, draft, range(held), ended=False)
-            play.answer.tokens += [1] * (held + 1)
-        said = controller.disappointed()
-        assert (said is not None and "3.50" in said) == (chance < 0.5)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "accepted", "named"), [(12, 0, True), (7, 0, False), (12, 2, False), (400, 1, True)]
-)
-def test_a_drafter_that_is_no_good_is_named_soon(rounds: int, accepted: int, named: bool) -> None:
-    """It is seldom asked, so that a few verifications must do; but luck alone must not."""
-    controller, answer = Controller([Luck()], Card(tau=3.5)), answer_of()
-    controller.offers([answer], COST)
-    draft = controller.draft(Plan([SpanPlan(answer, 1, 4)], [], [], [], []))[id(answer)]
-    for _ in range(rounds):
-        controller.landed(answer, draft, range(accepted), ended=False)
-    assert (controller.disappointed() is not None) == named
-
-
-@pytest.mark.parametrize("most", [1, 2, 8])
-@pytest.mark.parametrize(("chance", "named"), [(0.8, False), (0.35, True)])
-def test_a_promise_is_compared_at_its_own_length(most: int, chance: float, named: bool) -> None:
-    """A card's tau is that of drafts of one length; what is asked of the drafter is often shorter."""
-    rng, card = random.Random(0), Card(tau=1 + sum(0.8**k for k in range(1, 6)), draft_len=5)
-    controller = Controller([Luck()], card)
-    draft = Draft.chain([1] * most, [0] * most, "luck")
-    for _ in range(600):
-        held = next((n for n in range(most) if rng.random() >= chance), most)
-        controller.landed(answer_of(), draft, range(held), ended=False)
-    said = controller.disappointed()
-    assert (said is not None) == named
-    assert said is None or "of 5 drafts" in said
-
-
 def test_dearness_follows_what_verifying_costs() -> None:
     controller = Controller([])
     for _ in range(100):
@@ -362,52 +311,6 @@ def test_a_price_of_a_bad_moment_does_not_last() -> None:
     assert empty.seconds(1) == 0.0
 
 
-def test_an_answer_is_steady_until_it_surprises() -> None:
-    """One answer's few observations hardly move what is expected of it; a change of subject does, at once."""
-    rng = random.Random(0)
-    estimates = []
-    for _ in range(200):
-        one = AnswerAcceptance(1, lambda draft_class: 0.7)
-        for _ in range(30):
-            one.observe(0, float(rng.random() < 0.7))
-            estimates.append(one.chance(0))
-    spread = statistics.pstdev(estimates)
-    assert abs(statistics.fmean(estimates) - 0.7) < 0.02
-    assert spread < 0.08, "not misled by luck"
-    changed = AnswerAcceptance(1, lambda draft_class: 0.7)
-    for count in range(1, 20):  # noqa: B007
-        changed.observe(0, 0.0)
-        if changed.chance(0) < 0.2:
-            break
-    assert count <= 8
-    for count in range(1, 20):  # noqa: B007
-        changed.observe(0, 1.0)
-        if changed.chance(0) > 0.6:
-            break
-    assert count <= 14
-
-
-def test_after_a_few_dozen_drafts_in_vain_little_is_expected() -> None:
-    """However sure one could be before: what tag and drafter promise fades slowly, and every draft costs a row."""
-    one = AnswerAcceptance(2, lambda draft_class: 0.95)
-    for _ in range(200):
-        one.observe(0, 1.0)
-    for _ in range(30):
-        one.observe(0, 0.0)
-        one.observe(0, 0.5)
-    assert one.chance(0) < 0.04, "what was not verified is no answer"
-    assert one.chances([0, 1])[1] > 0.5, "another class had no misses"
-    one.observe(0, 1.0)
-    assert one.chance(0) > 0.1
-    rng, low = random.Random(0), []
-    for _ in range(300):  # drafts that hold one time in four are not taken for ones that never do
-        seldom = AnswerAcceptance(1, lambda draft_class: 0.25)
-        for _ in range(60):
-            seldom.observe(0, float(rng.random() < 0.25))
-        low.append(seldom.chance(0) < 0.07)
-    assert statistics.fmean(low) < 0.04
-
-
 def test_a_trial_is_no_prediction() -> None:
     """What is foreseen of it is hope: S as predicted leaves it out."""
     controller, answer = Controller([Luck()]), answer_of()
@@ -420,19 +323,6 @@ def test_a_trial_is_no_prediction() -> None:
         assert controller.pace.predicted_speedup == pytest.approx(expected)
         answer.tokens.append(1)
     assert controller.pace.measured_speedup == pytest.approx(1.5)
-
-
-def test_positions_that_were_hardly_tried_are_like_the_ones_before() -> None:
-    positions = PositionAcceptance(8, 0.6, 200.0, 5.0)
-    assert [positions.chance(p) for p in (7, 0)] == [0.6, 0.6]
-    for _ in range(100):
-        positions.observe(0, 0.0)
-    assert max(positions.chance(p) for p in range(8)) < 0.05
-    for _ in range(100):
-        positions.observe(2, 1.0)
-    assert positions.chance(1) < 0.05
-    assert positions.chance(2) > 0.9
-    assert positions.chance(3) == pytest.approx(positions.chance(2))
 
 
 def test_what_a_drafter_was_not_sure_of_counts_for_its_kind_of_traffic() -> None:
