@@ -239,6 +239,8 @@ def test_a_budget_becomes_rounds(tiny_gguf: Path, tiny_traffic: Path, tmp_path: 
     assert few["schedule"]["rounds"] == 2
     assert more["schedule"]["rounds"] > 2
     assert more["peak_memory_bytes"] > 0
+    left = sum(file.stat().st_size for file in (tmp_path / "6.0").iterdir())
+    assert left < more["peak_disk_bytes"] < 10 * left, "with the state that went on to be deleted"
     assert more["energy_joules"] is None or more["energy_joules"] > 0
     assert 1.0 <= more["speedup_estimate"] < 10
 
@@ -258,7 +260,13 @@ def test_energy_is_read_where_the_machine_tells(tmp_path: Path) -> None:
     assert found["peak_memory_bytes"] == 1 << 60
     assert found["cpu_seconds"] > 1e6
     assert found["wall_seconds"] > 5.0
-    meter.go_on_from({"energy_joules": None})  # as of another machine
+    assert found["peak_disk_bytes"] == 0
+    meter.go_on_from({"energy_joules": None, "peak_disk_bytes": 4})  # as of another machine
+    meter.look_at(zone)
+    assert meter.report()["peak_disk_bytes"] == len("10000000\n1500000\n")
+    (zone / "energy_uj").unlink()
+    meter.look_at(zone)
+    assert meter.report()["peak_disk_bytes"] == len("10000000\n1500000\n"), "the most that it ever held"
     assert meter.report()["energy_joules"] is None
     assert Meter(tmp_path / "nowhere").report()["energy_joules"] is None
 

@@ -1,4 +1,4 @@
-"""Resources: what a training takes of the machine: memory, kept small, and energy where the machine tells."""
+"""Resources: what a training takes of the machine: memory, kept small, disk, and energy where the machine tells."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Meter:
         """`powercap` is where Linux keeps the counters of energy (RAPL)."""
         self._begun, self._powercap = time.perf_counter(), powercap
         self._before: dict[str, Any] = {}
+        self._disk = 0
         self._energy = self._joules()
 
     def _joules(self) -> dict[str, tuple[float, float]]:
@@ -55,8 +56,14 @@ class Meter:
         """Count what a process had come to (its `report`) that was stopped and is gone on with."""
         self._before = before
 
+    def look_at(self, folder: Path) -> None:
+        """Count what is in a folder now; the most that it ever held counts."""
+        self._disk = max(self._disk, sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
+
     def report(self) -> dict[str, Any]:
-        """Keys: wall_seconds, cpu_seconds, peak_memory_bytes, energy_joules (None: the machine does not tell)."""
+        """Keys: wall_seconds, cpu_seconds, peak_memory_bytes, peak_disk_bytes (of the folders looked at), energy_joules
+        (None: the machine does not tell).
+        """
         used = resource.getrusage(resource.RUSAGE_SELF)
         now = self._joules()
         energy = sum((now[name][0] - before) % most for name, (before, most) in self._energy.items() if name in now)
@@ -66,5 +73,6 @@ class Meter:
             "wall_seconds": time.perf_counter() - self._begun + before.get("wall_seconds", 0.0),
             "cpu_seconds": used.ru_utime + used.ru_stime + before.get("cpu_seconds", 0.0),
             "peak_memory_bytes": max(used.ru_maxrss * 1024, before.get("peak_memory_bytes", 0)),
+            "peak_disk_bytes": max(self._disk, before.get("peak_disk_bytes", 0)),
             "energy_joules": energy + before.get("energy_joules", 0.0) if known else None,
         }

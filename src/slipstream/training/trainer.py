@@ -198,6 +198,7 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.folder / f".{STATE}"
         save_file(tensors, scratch, {"name": self._name, "about": json.dumps(about)})
+        self._meter.look_at(self.folder)
         os.replace(scratch, self.folder / STATE)
 
     def _load(self) -> bool:

@@ -187,15 +187,17 @@ def train(
             progress(at, costs.best_speedup(at.curve.acceptance[-1], drafting))
 
     curve = running.run(show)
+    if not parallel.rank:
+        kind.write(folder, options.layout, prepared.reference, options.max_len)
+        write_card(folder, Card(prepared.fingerprint, curve.tau[-1], schedule.draft_len, prepared.reference))
+        write_curves(folder / CURVES, curve)
+        meter.look_at(folder)
     made = _card(prepared, options, schedule, kind, curve, meter, source, resumed=running.resumed)
     card = dict(about or {}) | made
     card["speedup_estimate"] = costs.best_speedup(curve.acceptance[-1], drafting)
     card["sizes"] = choice.table()
     if not parallel.rank:
-        kind.write(folder, options.layout, prepared.reference, options.max_len)
-        write_card(folder, Card(prepared.fingerprint, curve.tau[-1], schedule.draft_len, prepared.reference))
         (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
-        write_curves(folder / CURVES, curve)
         for name in (STATE, PLAN):
             (folder / name).unlink(missing_ok=True)
     parallel.end()
